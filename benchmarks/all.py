@@ -59,7 +59,9 @@ class Benchmark:
 BENCHMARKS: Final = (
     Benchmark(name="metering", document="benchmarks.md", minutes=15),
     Benchmark(name="intervals", document="benchmarks.md", minutes=6),
+    Benchmark(name="compare_groups", document="compare-runs.md", minutes=0.3),
     Benchmark(name="gears", document="gears-benchmarks.md", minutes=8),
+    Benchmark(name="gears_optimizer_ablation", document="gears-benchmarks.md", minutes=6),
     Benchmark(name="fleet", document="fleet.md", minutes=2),
     Benchmark(name="export_cost", document="monitoring.md", minutes=2.5),
     Benchmark(name="forecasting", document="scheduling-benchmarks.md", minutes=1),
@@ -67,13 +69,17 @@ BENCHMARKS: Final = (
     Benchmark(name="actuation", document="actuation-benchmarks.md", minutes=6),
     Benchmark(name="fpga_emulator", document="fpga-benchmarks.md", minutes=6),
     Benchmark(name="fpga_quality", document="fpga-quality.md", minutes=20),
+    Benchmark(name="fpga_figures", document="fpga-explore.md", minutes=0.1, quick=("--model", "minilm")),
     Benchmark(name="rlhf_overlap", document="rlhf.md", minutes=5),
     Benchmark(name="rlhf_server", document="serve.md", minutes=2),
     Benchmark(name="rlhf_pipeline", document="rlhf-pipeline.md", minutes=2),
+    Benchmark(name="rlhf_figures", document="rlhf-pipeline.md", minutes=0.1, quick=("--figure", "pareto")),
     Benchmark(name="rlhf_policies", document="rlhf-scheduler.md", minutes=2),
     Benchmark(name="estimator", document="estimate-benchmarks.md", minutes=6),
     Benchmark(name="estimator_search", document="estimate-benchmarks.md", minutes=0.2, quick=("--repeats", "3")),
     Benchmark(name="estimator_steps", document="estimate-benchmarks.md", minutes=0.1, quick=()),
+    Benchmark(name="carbonscaling", document="estimate-benchmarks.md", minutes=0.1, quick=("--figure", "bits")),
+    Benchmark(name="papers_coverage", document="papers-coverage.md", minutes=0.01, quick=()),
 )
 """``forecasting_fit`` and ``gears --only quality`` made constants and one table once; ``gears --only gpu`` and
 ``silicon`` want a GPU; ``rlhf_frameworks`` wants checkouts of the frameworks, and ``rlhf_kills`` has no table."""

@@ -17,7 +17,7 @@ from greentrain.fpga_backend.compiler.finish import Head
 from greentrain.fpga_backend.devices.torch_device import TorchDevice
 from greentrain.fpga_backend.emulator.engine import Engine
 from greentrain.fpga_backend.program import ActivationBits, Activations, Precision
-from greentrain.fpga_backend.quality.pairs import Floats
+from greentrain.fpga_backend.quality.flips import Floats
 
 Run = Callable[[Batch], Result]
 """Computes one batch: ``Engine.run`` of the emulator, or a device's submit and the future's result."""

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from greentrain.fpga_backend.quality.pairs import Floats, Pairs, scored
+from greentrain.fpga_backend.quality.flips import Floats, Pairs, scored
 
 
 def accuracy(scores: npt.ArrayLike, pairs: Pairs) -> float:

@@ -15,7 +15,7 @@ from benchmarks.fpga_quality_common import logprobs as logprobs_of
 from benchmarks.fpga_quality_figures import kl, logprob_shift, penalty_bias
 from benchmarks.tables import Table
 from greentrain.fpga_backend.batch import Ids
-from greentrain.fpga_backend.quality.pairs import Floats
+from greentrain.fpga_backend.quality.flips import Floats
 from recipes.common.data import corpus
 from recipes.common.rated_snippets import read, split, thinned
 

@@ -33,8 +33,7 @@ from benchmarks.fpga_quality_figures import (
 )
 from benchmarks.tables import Table
 from greentrain.fpga_backend.batch import Ids
-from greentrain.fpga_backend.quality.flips import by_margin, flip_rate, flips
-from greentrain.fpga_backend.quality.pairs import Floats, Pairs
+from greentrain.fpga_backend.quality.flips import Floats, Pairs, by_margin, flip_rate, flips
 from recipes.common.rated_snippets import Snippet, read, split, thinned
 from recipes.common.reward_model import (
     LEAST_MARGIN,

@@ -36,7 +36,7 @@ from greentrain.carbon.trace import TraceRows, read_trace
 from greentrain.carbon.typical import TypicalSignal
 from greentrain.ledger.bookkeeper import Bookkeeper, Mark
 from greentrain.ledger.embodied import EmbodiedRate
-from greentrain.ledger.journal import ATTRIBUTION, entry_to_json
+from greentrain.ledger.journal import ATTRIBUTION, SHARED, entry_to_json
 from greentrain.ledger.pue import ConstantPue
 from greentrain.ledger.reader import RankBooks
 from greentrain.ledger.uncertainty import Interval, intervals
@@ -185,6 +185,7 @@ def host(chance: np.random.Generator, load: Load) -> list[Metered]:
         rows = [("model:cpu", DeviceKind.CPU, float(chance.choice([0.3, 0.5])), Provenance.MODELLED, draws_w)]
     rows.append(("model:dram", DeviceKind.DRAM, 0.6, Provenance.MODELLED, np.full(len(t_s), chance.uniform(3.0, 40.0))))
     out, off = [], 1 + 0.05 * chance.uniform(-1, 1)
+    limits_w = {DeviceKind.CPU: tdp_w * (1 if len(rows) == 3 else 1 + rows[0][2]), DeviceKind.DRAM: None}
     for uid, kind, stated, provenance, said_w in rows:
         said_j, measured = cumulative(said_w), provenance is Provenance.MEASURED
         true_j = said_j / off if measured else said_j * (1 + stated * chance.uniform(-1, 1))
@@ -195,6 +196,7 @@ def host(chance: np.random.Generator, load: Load) -> list[Metered]:
             period_s=0.5,
             tick_s=0.001 if measured else None,
             uncertainty=stated,
+            limit_w=limits_w[kind],
         )
         fine_s = np.arange(len(said_j)) * FINE_S
         samples = [PowerSample(uid, at_s, float(np.interp(at_s, fine_s, said_j))) for at_s in read_s.tolist()]
@@ -303,6 +305,8 @@ def booked(
         out.add(entry_to_json(ledger.book(book_s, curves, embodied=rates, last=book_s == length_s)))
     for uid, told in ledger.attributions().items():
         out.add({"kind": "event", "name": ATTRIBUTION, "t": start_s, "device": uid, **told})
+    for uid, phases in ledger.shared().items():
+        out.add({"kind": "event", "name": SHARED, "t": start_s, "device": uid, "phases": phases})
     return out
 
 

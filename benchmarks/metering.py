@@ -31,7 +31,7 @@ from benchmarks import (
     metering_size,
 )
 from benchmarks.marks import facts
-from benchmarks.metering_common import CODECARBON, TOOLS, ZEUS, Bench, Row, Value
+from benchmarks.metering_common import CODECARBON, OUT_OF_REACH, TOOLS, ZEUS, Bench, Row, Value
 from benchmarks.tables import log
 from greentrain.testing.fake_nvml import build_library
 
@@ -90,8 +90,10 @@ def _markdown(rows: Sequence[Row], about: Mapping[str, str], notes: Sequence[str
         cells += [_times(row.ratio(tool)) for tool in (CODECARBON, ZEUS)]
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", *(f"- {note}" for note in notes)]
-    missed = [row for row in rows if row.verdict == "MISS"]
-    lines += ["", f"{sum(row.verdict == 'PASS' for row in rows)} bars reached, {len(missed)} missed"]
+    missed = [row.verdict for row in rows if row.verdict.startswith("MISS")]
+    beyond = sum(verdict.endswith(OUT_OF_REACH) for verdict in missed)
+    words = f", of these {beyond} out of reach" if beyond else ""
+    lines += ["", f"{sum(row.verdict == 'PASS' for row in rows)} bars reached, {len(missed)} missed{words}"]
     return "\n".join(lines)
 
 
@@ -134,9 +136,10 @@ def machine(script: str) -> dict[str, str]:
 
 
 def _arguments() -> list[str]:
-    """Return the arguments that change the figures: not where the table goes."""
+    """Return the arguments that change the figures: not where the table goes, nor where on a machine a folder lies."""
     words = iter(sys.argv[1:])
-    return [word for word in words if word not in ("--json", "--into") or not next(words, "")]
+    kept = (word for word in words if word not in ("--json", "--into") or not next(words, ""))
+    return [Path(word).name if Path(word).is_absolute() else word for word in kept]
 
 
 if __name__ == "__main__":

@@ -31,6 +31,8 @@ TWO_SQUARES: Final = (
 """Steps and, beside them, something faster: the periods 0.73 s and 0.31 s never meet."""
 CONSTANT: Final = (Wave(low_w=300),)
 
+OUT_OF_REACH: Final = "and out of reach"
+
 Value = float | str | None
 """A figure, or words where there is none; None: the tool has no such function."""
 
@@ -48,16 +50,20 @@ class Row:
     """Largest absolute value that GreenTrain may show; None: reported without a bar."""
     one_sided: bool = False
     """Only a value above the bar misses it, not one below zero."""
+    least: float | None = None
+    """The least that anybody could show, where that is known."""
 
     @property
     def verdict(self) -> str:
-        """PASS or MISS; empty without a bar."""
+        """PASS or MISS, and whether the bar is out of everybody's reach; empty without a bar."""
         if self.bar is None:
             return ""
         ours = self.values.get(GREENTRAIN)
         if not isinstance(ours, (int, float)):
             return "MISS"
-        return "PASS" if (ours if self.one_sided else abs(ours)) <= self.bar else "MISS"
+        if (ours if self.one_sided else abs(ours)) <= self.bar:
+            return "PASS"
+        return "MISS" if self.least is None or self.least <= self.bar else f"MISS, {OUT_OF_REACH}"
 
     def ratio(self, tool: str) -> float | None:
         """Return the peer's figure over ours, both without sign."""

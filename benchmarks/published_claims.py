@@ -109,6 +109,23 @@ def _share(terms: Mapping[str, Any]) -> Check:
     return Check(needed=terms["percent"], bound=100 * terms["part"] / terms["whole"], unit="%")
 
 
+def _own_link(terms: Mapping[str, Any]) -> Check:
+    """Against the rate of the link that the same paper gives."""
+    return Check(needed=terms["bytes"] / terms["seconds"], bound=terms["bytes_per_s"], unit="B/s")
+
+
+def _cut(terms: Mapping[str, Any]) -> Check:
+    """A cut of joules a token, by the tokens a joule before and after it."""
+    return Check(
+        needed=terms["percent"], bound=100 * (1 - terms["tokens_per_j_before"] / terms["tokens_per_j"]), unit="%"
+    )
+
+
+def _again(terms: Mapping[str, Any]) -> Check:
+    """The same quantity at another place of the same paper."""
+    return Check(needed=terms["here"], bound=terms["there"], unit=terms["unit"])
+
+
 def _product(terms: Mapping[str, Any]) -> Check:
     return Check(needed=terms["result"], bound=math.prod(terms["factors"]), unit="kg")
 
@@ -123,7 +140,12 @@ _KINDS: Mapping[str, Callable[[Mapping[str, Any]], Check]] = {
     "gpu-energy": _gpu_energy,
     "share": _share,
     "product": _product,
+    "own-link": _own_link,
+    "cut": _cut,
+    "again": _again,
 }
+OF_ITS_OWN: Final = ("share", "product", "cut", "again")
+"""Kinds that hold a figure to others of the same paper, and not to hardware: either side may be the larger one."""
 
 
 NOT_REPRODUCED: Final = "published, not reproduced"

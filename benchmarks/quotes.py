@@ -1,8 +1,8 @@
-"""The figures that docs/comparison.md and docs/measurement.md quote, taken from the table in docs/benchmarks.md.
+"""The figures that README, docs/comparison.md and docs/measurement.md quote, taken from benchmarks' tables in docs.
 
-    python benchmarks/quotes.py            # put them in again, after metering.py has made its table anew
+    python benchmarks/quotes.py            # put them in again, after a benchmark has made its table anew
 
-``tests/docs/test_quoted_figures.py`` holds both pages to what this makes. README quotes by hand, held by the same test.
+``tests/docs/test_quoted_figures.py`` holds the pages to what this makes.
 """
 
 import sys
@@ -15,8 +15,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.marks import replaced, table
 
-DOCS: Final = Path(__file__).resolve().parents[1] / "docs"
-SOURCE: Final = "benchmarks.md"
+ROOT: Final = Path(__file__).resolve().parents[1]
+SOURCE: Final = "docs/benchmarks.md"
+SCHEDULING: Final = "docs/scheduling-benchmarks.md"
+ESTIMATE: Final = "docs/estimate-benchmarks.md"
 OURS, CODECARBON, ZEUS, BAR, VERDICT = range(5)
 """Columns of figures of a row, those of the tools first."""
 _NONE: Final = {"n/a": "none", "": "none"}
@@ -176,7 +178,7 @@ def _of(quoted: Quoted, source: Mapping[str, list[str]], column: int) -> str:
         if wanted in names:
             names = [wanted]
         if len(names) != 1:
-            raise SystemExit(f"docs/{SOURCE} has {len(names)} rows that begin with {wanted!r}: name exactly one")
+            raise SystemExit(f"{SOURCE} has {len(names)} rows that begin with {wanted!r}: name exactly one")
         cells.append(source[names[0]][column])
     if any(cell.startswith("crash") for cell in cells):
         return "no support"
@@ -218,29 +220,97 @@ def _costs(source: Mapping[str, list[str]]) -> str:
     return table(["what", "cost", "bar"], rows)
 
 
-def quoting(page: str, text: str, source: str) -> str:
-    """Return a page with the figures of the source in it.
+def looked_up(text: str, row: Sequence[str], column: str) -> str:
+    """Return a cell of the one table of a document that has such a row and column.
 
     Args:
-        page: Name of the page below ``docs``.
-        text: Text of the page, with its marks.
-        source: Text of the document that holds the table.
+        text: Text of the document.
+        row: How the row begins; a first cell that is empty there is that of the row above.
+        column: Head of the column.
     """
-    known = figures(source)
-    if page == "comparison.md":
+    found, head, first, above = list[str](), list[str](), "", ""
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")] if line.startswith("|") else []
+        if cells and not above.startswith("|"):
+            head = cells
+        elif cells:
+            first = cells[0] or first
+            if [first, *cells[1:]][: len(row)] == list(row) and column in head:
+                found.append(cells[head.index(column)])
+        above = line
+    if len(found) != 1:
+        raise SystemExit(
+            f"{len(found)} tables have a row {' | '.join(row)!r} and a column {column!r}: name exactly one"
+        )
+    return found[0]
+
+
+def _readme(sources: Mapping[str, str]) -> str:
+    known = figures(sources[SOURCE])
+
+    def measured(what: str, quoted: Quoted, row: int = 0) -> list[str]:
+        one = Quoted(text=what, unit=quoted.unit, rows=quoted.rows[row : row + 1])
+        ours, codecarbon, zeus = (f"{_of(one, known, column)} {one.unit}" for column in (OURS, CODECARBON, ZEUS))
+        return [what, ours, f"CodeCarbon {codecarbon}, Zeus {zeus}", "[benchmarks](docs/benchmarks.md)"]
+
+    saved = [
+        f"{looked_up(sources[SCHEDULING], ('us_caiso_2022_eia', 'mpc, mean of the windows'), slack)} %"
+        for slack in ("2", "1")
+    ]
+    hours = [
+        looked_up(sources[ESTIMATE], (method,), "median error")
+        for method in ("blend", "B1 one MFU", "LLMCarbon's regression")
+    ]
+    ranks = next(each for each in TOOLS if each.text == "sum of four ranks on a node")
+    jumping = "error of 0.5 s windows on a fake GPU with known truth, power jumping between 120 and 420 W"
+    simulated = "simulated: carbon saved on the Californian grid, in twice the time and in no more than needed"
+    return table(
+        ["what", "GreenTrain", "others, in the same run", "table"],
+        [
+            measured(jumping, HALF),
+            measured("the same where the sensor sees 25 % of the time", BLIND),
+            measured("error of the sum of four ranks on one node", ranks),
+            measured("a step on the training thread, one GPU", STEP),
+            [simulated, ", ".join(saved), "", "[scheduling](docs/scheduling-benchmarks.md)"],
+            [
+                "hours of published runs before they start, families left out: median error",
+                hours[0],
+                f"one MFU for all {hours[1]}, LLMCarbon {hours[2]}",
+                "[estimate](docs/estimate-benchmarks.md)",
+            ],
+        ],
+    )
+
+
+def quoting(page: str, text: str, sources: Mapping[str, str]) -> str:
+    """Return a page with the figures of the sources in it.
+
+    Args:
+        page: Path of the page.
+        text: Text of the page, with its marks.
+        sources: Text of each document that holds a table, by its path.
+    """
+    if page == "README.md":
+        return replaced(text, _readme(sources), "quoted")
+    known = figures(sources[SOURCE])
+    if page == "docs/comparison.md":
         return replaced(text, _with_tools(TOOLS, known), "quoted")
     return replaced(replaced(text, _alone(ALONE, known, "error"), "quoted errors"), _costs(known), "quoted costs")
 
 
-PAGES: Final = ("comparison.md", "measurement.md")
+PAGES: Final = ("README.md", "docs/comparison.md", "docs/measurement.md")
+
+
+def texts() -> dict[str, str]:
+    """Return the text of each document that holds a table, by its path."""
+    return {path: (ROOT / path).read_text(encoding="utf-8") for path in (SOURCE, SCHEDULING, ESTIMATE)}
 
 
 def main() -> None:
     """Put the figures in."""
-    source = (DOCS / SOURCE).read_text(encoding="utf-8")
     for page in PAGES:
-        path = DOCS / page
-        path.write_text(quoting(page, path.read_text(encoding="utf-8"), source), encoding="utf-8")
+        path = ROOT / page
+        path.write_text(quoting(page, path.read_text(encoding="utf-8"), texts()), encoding="utf-8")
 
 
 if __name__ == "__main__":

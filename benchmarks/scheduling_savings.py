@@ -68,7 +68,7 @@ def policies(bench: Bench) -> list[Table]:
     fast = on_off_fp8.fastest
     made: list[tuple[str, Callable[[], SchedulePolicy], Menu]] = [
         ("static, FP8", lambda: StaticSchedule(on_off_fp8, fast), on_off_fp8),
-        ("spot (synthetic prices), BF16", lambda: Spot(on_off), on_off),
+        ("spot (synthetic prices), width, BF16", lambda: Spot(wide), wide),
         ("threshold, BF16", lambda: Threshold(on_off), on_off),
         ("lowest_window, BF16", lambda: LowestWindow(on_off), on_off),
         ("threshold, FP8", lambda: Threshold(on_off_fp8, fast), on_off_fp8),
@@ -78,6 +78,7 @@ def policies(bench: Bench) -> list[Table]:
         ("carbon-blind constant pace", lambda: CarbonBlind(full), full),
         ("carl", lambda: Carl(full), full),
         ("carbongear-printed", lambda: CarbonGearPrinted(full), full),
+        ("the same with Eq. 13, RobustDual", lambda: CarbonGearPrinted(full, eq13=True, robust=True), full),
         ("carbongear", lambda: CarbonGear(full), full),
         ("mpc", lambda: Mpc(full), full),
     ]

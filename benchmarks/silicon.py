@@ -2,25 +2,33 @@
 
     python benchmarks/silicon.py --out build/silicon                   # all slices, an hour
     python benchmarks/silicon.py --out build/silicon --slice phases    # one, at most 8 minutes (may be repeated)
+    python benchmarks/silicon.py --out build/silicon --within 570      # what fits; called again, what is left
     python benchmarks/silicon.py --out build/silicon --dry-run         # small, on a CPU, with a fake driver: needs gcc
     python benchmarks/silicon.py --list
 
+Where a device is lent for half an hour, ten minutes a command, three commands with ``--within 570`` and one folder (or
+``--add`` of the one before) do the most: a slice that had no error is not run again then, unless it is named.
+
 Nothing is installed or fetched, and no setting of the device is changed. Each slice is a process of its own: one that
-fails, hangs or crashes the device's driver leaves its reason and what it had found, and the others go on. Slices that
-were run before into the same folder stay in the table; ``--add`` puts those of another folder's JSON beside them.
+fails, hangs or crashes the device's driver leaves its reason and what it had found, and the others go on. What it
+finds is on disk within seconds, and it ends with this process, should that be killed. Slices that were run before into
+the same folder stay in the table; ``--add`` puts those of another folder's JSON beside them.
 Exit status: 0, or 1 if a slice failed or ran out of time.
 """
 
 import argparse
 import contextlib
+import functools
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -32,6 +40,10 @@ LIMIT_S: Final = 480.0
 """Longest time of a slice, its process's start and end included."""
 SPARE_S: Final = 30.0
 """Of that, what is left to start and to end."""
+OFTEN_S: Final = 3.0
+"""Time between two looks at what a slice has found."""
+LEAST_S: Final = 120.0
+"""A slice that would have less time is not begun."""
 TICK_S: Final = 0.05
 """Of the fake driver of a dry run: shorter than a device's, so that a second has some."""
 
@@ -83,6 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--limit", type=float, default=LIMIT_S, help=f"longest time of a slice (s), default {LIMIT_S:g}"
     )
+    parser.add_argument("--within", type=float, help="time of all slices together (s): what does not fit is left out")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.list:
@@ -99,11 +112,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     results = Results(args.out, args.dry_run)
     for path in args.add:
         results.add(path)
-    for name in args.slice or SLICES:
+    end_s = time.monotonic() + (math.inf if args.within is None else args.within)
+    fine = [name for name, each in results.slices.items() if not each["error"]]
+    left_out = []
+    for name in args.slice or [name for name in SLICES if args.within is None or name not in fine]:
+        limit_s = min(args.limit, end_s - time.monotonic())
+        if limit_s < min(LEAST_S, args.limit):
+            left_out.append(name)
+            continue
         print(f"{name}: {SLICES[name].question} ...", file=sys.stderr, flush=True)
-        results.put(name, run(name, args.out, args.limit, dry=args.dry_run))
+        results.put(name, run(name, args.out, limit_s, functools.partial(results.put, name), dry=args.dry_run))
     print(results.markdown())
-    return int(any(each["error"] for each in results.slices.values()))
+    if left_out:
+        print(f"not begun, as --within {args.within:g} is over: {', '.join(left_out)}", file=sys.stderr)
+    return int(bool(left_out) or any(each["error"] for each in results.slices.values()))
 
 
 class Results:
@@ -168,13 +190,35 @@ class Results:
         return "\n".join([*lines, "", *notes])
 
 
-def run(name: str, out: Path, limit_s: float, *, dry: bool) -> dict[str, Any]:
-    """Run a slice in a process of its own and return what it said; never raises for what happens there."""
-    began_s = time.monotonic()
+def run(name: str, out: Path, limit_s: float, put: Callable[[dict[str, Any]], None], *, dry: bool) -> dict[str, Any]:
+    """Run a slice in a process of its own and return what it said; never raises for what happens there.
+
+    Args:
+        name: Its name.
+        out: Folder of the log.
+        limit_s: Longest time (s).
+        put: Called with what it has said so far, now and then.
+        dry: Whether a fake driver plays the device.
+    """
+    began_s, date = time.monotonic(), time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     found: dict[str, Any] = {"rows": [], "notes": [], "error": "", "about": {}}
+
+    def heard(scratch: Path, ended: str) -> dict[str, Any]:
+        for line in (scratch / "words").read_text("utf-8", "replace").splitlines():
+            if line.startswith("{"):
+                with contextlib.suppress(ValueError):
+                    found.update(json.loads(line))
+        took = {"seconds": time.monotonic() - began_s, "limit_s": limit_s, "date": date}
+        return found | {"error": found["error"] or ended} | took
+
+    def so_far(scratch: Path) -> None:
+        if (now := heard(scratch, "not finished: the command ended before it"))["rows"]:
+            put(now)
+
     with tempfile.TemporaryDirectory(prefix="silicon-") as folder, contextlib.ExitStack() as stack:
         scratch = Path(folder)
         words: dict[str, Any] = {"name": name, "folder": folder, "time_s": limit_s - SPARE_S, "played": None}
+        words["parent"] = os.getpid()
         try:
             environ = dict(os.environ) | {"GREENTRAIN_CLAIMS_DIR": str(scratch / "claims")}
             environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
@@ -183,28 +227,33 @@ def run(name: str, out: Path, limit_s: float, *, dry: bool) -> dict[str, Any]:
                 more, words["played"] = stack.enter_context(_fake(SLICES[name]))
                 environ |= more
             command = [sys.executable, str(Path(__file__).resolve()), "--worker", json.dumps(words)]
-            ended = _ended(command, scratch, out / "silicon.log", limit_s, environ)
-            said = [line for line in (scratch / "words").read_text("utf-8").splitlines() if line.startswith("{")]
-            for line in said:
-                with contextlib.suppress(ValueError):
-                    found |= json.loads(line)
-            found["error"] = found["error"] or ended
+            often = functools.partial(so_far, scratch)
+            return heard(scratch, _ended(command, scratch, out / "silicon.log", limit_s, environ, often))
         except Exception as error:
-            found["error"] = f"not started: {error!r}"
-    date = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
-    return found | {"seconds": time.monotonic() - began_s, "limit_s": limit_s, "date": date}
+            took = {"seconds": time.monotonic() - began_s, "limit_s": limit_s, "date": date}
+            return found | {"error": f"not started: {error!r}"} | took
 
 
-def _ended(command: Sequence[str], scratch: Path, log: Path, limit_s: float, environ: Mapping[str, str]) -> str:
+def _ended(
+    command: Sequence[str],
+    scratch: Path,
+    log: Path,
+    limit_s: float,
+    environ: Mapping[str, str],
+    often: Callable[[], None] = lambda: None,
+) -> str:
     """Run a process and all that it starts; return how it ended, nothing where it ended well."""
+    end_s = time.monotonic() + limit_s
     with (scratch / "words").open("wb") as words, log.open("ab") as errors:
         process = subprocess.Popen(
             command, cwd=scratch, env=environ, stdout=words, stderr=errors, start_new_session=True
         )
         try:
-            code = process.wait(limit_s)
-            return "" if code == 0 else f"exit {code}: see {log.name}"
-        except subprocess.TimeoutExpired:
+            while (left_s := end_s - time.monotonic()) > 0:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    code = process.wait(min(left_s, OFTEN_S))
+                    return "" if code == 0 else f"exit {code}: see {log.name}"
+                often()
             return f"out of time after {limit_s:.0f} s; what it had found by then is here"
         finally:  # also on Ctrl-C: nothing that it started stays behind
             with contextlib.suppress(ProcessLookupError):
@@ -224,8 +273,16 @@ def _fake(played: Slice) -> Iterator[tuple[dict[str, str], dict[str, float]]]:
         yield driver.env(), {"epoch_s": driver.epoch_s, **wave}
 
 
-def work(name: str, folder: str, time_s: float, played: dict[str, float] | None) -> int:
-    """Run one slice in this process."""
+def _end_with(parent: int) -> None:
+    """End this process, and what it has started, when the one that started it is gone: a device is for one slice."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os.killpg(0, signal.SIGKILL)
+
+
+def work(name: str, folder: str, time_s: float, played: dict[str, float] | None, parent: int) -> int:
+    """Run one slice in this process, which leads a group of its own."""
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     import importlib
 
     import torch

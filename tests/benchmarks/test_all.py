@@ -9,8 +9,11 @@ import pytest
 from benchmarks import all as every
 
 ROOT = Path(__file__).resolve().parents[2]
-NOT_IN_IT = {"all", "forecasting_fit", "rlhf_frameworks", "rlhf_kills"}
-"""Itself, and scripts that made constants once, want checkouts of other projects, or print no table."""
+NOT_IN_IT = {"all", "figures", "forecasting_fit", "rlhf_frameworks", "rlhf_kills"}
+"""Itself, the command line of the scripts of figures, and scripts that made constants once, want checkouts of other
+projects, or print no table."""
+FIGURES = "arguments(parser, FIGURES, argv)"
+"""What a script of figures says to have its options, ``--into`` among them, from ``benchmarks/figures.py``."""
 
 
 def test_every_document_with_results_is_made_by_a_benchmark() -> None:
@@ -20,13 +23,16 @@ def test_every_document_with_results_is_made_by_a_benchmark() -> None:
 
 
 def test_every_script_that_writes_into_a_document_is_in_the_list() -> None:
-    writers = {path.stem for path in (ROOT / "benchmarks").glob("*.py") if '"--into"' in path.read_text("utf-8")}
+    scripts = {path.stem: path.read_text("utf-8") for path in (ROOT / "benchmarks").glob("*.py")}
+    writers = {name for name, text in scripts.items() if '"--into"' in text or FIGURES in text}
     assert writers - NOT_IN_IT == {each.name for each in every.BENCHMARKS}
 
 
 @pytest.mark.parametrize("benchmark", every.BENCHMARKS, ids=lambda each: each.name)
 def test_commands_are_those_that_the_scripts_take(benchmark: every.Benchmark) -> None:
     text = (ROOT / benchmark.script).read_text("utf-8")
+    if FIGURES in text:
+        text += (ROOT / "benchmarks" / "figures.py").read_text("utf-8")
     words = [*benchmark.command(quick=True), *benchmark.command(quick=False)]
     options = {word for word in words if word.startswith("--")}
     assert all(f'"{option}"' in text for option in options)

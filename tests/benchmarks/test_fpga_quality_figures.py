@@ -21,7 +21,7 @@ from benchmarks.fpga_quality_figures import (
     resampled,
     shift,
 )
-from greentrain.fpga_backend.quality.pairs import Floats, Pairs, every
+from greentrain.fpga_backend.quality.flips import Floats, Pairs, every
 
 LOGPROBS = st.lists(st.floats(-20, 0), min_size=1, max_size=30)
 

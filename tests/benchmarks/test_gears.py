@@ -81,7 +81,7 @@ def test_a_part_of_a_table_does_not_replace_it() -> None:
     assert "--only shift" in done.stderr
 
 
-@pytest.mark.parametrize("section", ["cpu", "gpu", "quality"])
+@pytest.mark.parametrize("section", ["cpu", "gpu", "quality", "ablation"])
 def test_the_documentation_has_a_place_for_every_table(section: str) -> None:
     from benchmarks.marks import replaced
 

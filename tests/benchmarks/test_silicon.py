@@ -4,6 +4,7 @@ import json
 import math
 import os
 import random
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -63,7 +64,7 @@ def test_a_slice_that_hangs_is_ended_with_all_it_started_and_keeps_its_rows(tmp_
 def test_a_crash_keeps_what_was_said_and_the_other_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     row = {"what": "it", "unit": "ms", "ours": 1.5, "beside": {"plain": 1.0}, "bar": None, "verdict": ""}
 
-    def ended(command: Any, scratch: Path, log: Path, limit_s: float, environ: Any) -> str:
+    def ended(command: Any, scratch: Path, log: Path, limit_s: float, environ: Any, often: Any) -> str:
         name = json.loads(command[-1])["name"]
         words = [json.dumps({"about": {"torch": "9"}}), "a line of a library", json.dumps({"rows": [row]})]
         (scratch / "words").write_text("\n".join([*words, '{"rows": [{"what": "cut o']), encoding="utf-8")
@@ -80,6 +81,64 @@ def test_a_crash_keeps_what_was_said_and_the_other_slices(tmp_path: Path, monkey
     }
     assert all(each["rows"] == [row] and each["about"] == {"torch": "9"} for each in slices.values())
     assert "| marks | it | ms | 1.5 | plain: 1 |" in (tmp_path / "silicon.md").read_text("utf-8")
+
+
+def test_what_a_slice_has_found_is_on_disk_before_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {"what": "it", "unit": "ms", "ours": 1.5, "beside": {}, "bar": None, "verdict": ""}
+
+    def ended(command: Any, scratch: Path, log: Path, limit_s: float, environ: Any, often: Any) -> str:
+        (scratch / "words").write_text(json.dumps({"about": {"torch": "9"}}), encoding="utf-8")
+        often()
+        assert not (tmp_path / "silicon.json").exists(), "it has found nothing that could be lost"
+        (scratch / "words").write_text(json.dumps({"about": {}, "rows": [row]}), encoding="utf-8")
+        often()
+        now = json.loads((tmp_path / "silicon.json").read_text("utf-8"))["slices"]["marks"]
+        assert now["rows"] == [row] and now["error"].startswith("not finished")
+        return ""
+
+    monkeypatch.setattr(silicon, "_ended", ended)
+    assert silicon.main(["--out", str(tmp_path), "--slice", "marks"]) == 0
+    assert json.loads((tmp_path / "silicon.json").read_text("utf-8"))["slices"]["marks"]["error"] == ""
+
+
+def test_a_slice_ends_with_the_command_that_began_it(tmp_path: Path) -> None:
+    worker = (
+        "import os, sys; from benchmarks.silicon import _end_with; print('up', flush=True); _end_with(int(sys.argv[1]))"
+    )
+    command = (
+        "import os, subprocess, sys;"
+        f"child = subprocess.Popen([sys.executable, '-c', {worker!r}, str(os.getpid())], start_new_session=True,"
+        " stdout=subprocess.PIPE);"
+        "child.stdout.readline(); print(child.pid, flush=True)"
+    )
+    done = subprocess.run([sys.executable, "-c", command], cwd=ROOT, capture_output=True, text=True, check=True)
+    child = Path(f"/proc/{int(done.stdout)}/stat")
+    for _ in range(3000):
+        if not child.exists() or child.read_text().split()[2] == "Z":
+            break
+        time.sleep(0.01)
+    else:
+        pytest.fail("the slice goes on without its command")
+
+
+def test_within_a_time_what_is_left_of_the_slices_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[tuple[str, float]] = []
+    now_s = [0.0]
+
+    def run(name: str, out: Path, limit_s: float, put: Any, *, dry: bool) -> dict[str, Any]:
+        begun.append((name, limit_s))
+        now_s[0] += 200.0
+        return {"rows": [], "notes": [], "error": "it failed" if name == "marks" else "", "about": {}} | {
+            "seconds": 200.0, "limit_s": limit_s, "date": "today"
+        }  # fmt: skip
+
+    monkeypatch.setattr(silicon, "run", run)
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+    assert silicon.main(["--out", str(tmp_path), "--within", "570"]) == 1
+    assert begun == [("sensor", 480.0), ("marks", 370.0), ("phases", 170.0)]
+    begun.clear()
+    assert silicon.main(["--out", str(tmp_path), "--within", "570"]) == 1
+    assert [name for name, _ in begun] == ["marks", "peers", "fp8"], "what failed is tried again, what went well is not"
 
 
 def test_figures_of_a_dry_run_never_stand_beside_a_devices(tmp_path: Path) -> None:
