@@ -1,11 +1,17 @@
-"""Rank flips of a model folder on the user's own texts: the one figure of the table that is measured."""
+"""Ranks of a reward model's folder by precision: measured, on the user's own texts or preferences."""
 
-from collections.abc import Callable, Sequence
+import gzip
+import json
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 from greentrain.errors import ConfigError
 from greentrain.fpga_backend.explore.space import compiled_to
+from greentrain.fpga_backend.quality.flips import Floats, Pairs, exact_interval, flip_rate, flips, rank_correlation
 from greentrain.utils.imports import try_import
 
 if TYPE_CHECKING:
@@ -16,6 +22,7 @@ LEAST_TEXTS: Final = 8
 MAX_TOKENS: Final = 512
 BATCH: Final = 16
 """Texts at a time."""
+FP32: Final = "fp32"
 
 
 def measure(folder: Path, texts: Sequence[str], precisions: Sequence[str]) -> dict[str, float]:
@@ -26,32 +33,108 @@ def measure(folder: Path, texts: Sequence[str], precisions: Sequence[str]) -> di
     Args:
         folder: A Hugging Face model with one score a text, its weights and its tokenizer.
         texts: Texts that the model scores, cut to 512 tokens.
-        precisions: Keys of ``PRECISIONS``.
+        precisions: Keys of ``RANKED``.
 
     Raises:
         ConfigError: Too few texts, or the folder holds no such model.
         MissingExtraError: transformers is not installed.
         UnsupportedModelError: The model cannot be compiled.
     """
-    from greentrain.fpga_backend.compiler.compiling import compile as compiled
-    from greentrain.fpga_backend.quality.flips import flip_rate
-
     if len(texts) < LEAST_TEXTS:
         raise ConfigError(
             f"{len(texts)} texts make {len(texts) * (len(texts) - 1) // 2} pairs; give {LEAST_TEXTS} or more"
         )
     model, tokenizer = _opened(folder)
-    limit = min(MAX_TOKENS, int(getattr(model.config, "max_position_embeddings", MAX_TOKENS)))
-    encoded = tokenizer(list(texts), truncation=True, max_length=limit)
-    traced = compiled(model, max_tokens=limit, head="score", precision="fp32")
-    exact = _scores(traced, encoded)
-    return {name: flip_rate(exact, _scores(_rounded(traced, model, name), encoded)) for name in precisions}
+    limit = min(MAX_TOKENS, _longest(model, tokenizer))
+    ids = tokenizer(list(texts), truncation=True, max_length=limit)["input_ids"]
+    found = _by_precision(model, ids, precisions, limit)
+    return {name: flip_rate(found[FP32], found[name]) for name in precisions}
+
+
+def rank(
+    folder: Path, preferences: Sequence[tuple[str, str]], precisions: Sequence[str]
+) -> tuple[list[dict[str, Any]], int]:
+    """Return a row for FP32 and for each precision, and how many dialogues were longer than the model takes.
+
+    ``agreement`` is the share of pairs ordered as the labels do, ``flip_rate`` the share of those ordered in FP32 that
+    turn round (None: FP32 orders none), with its exact 95 % interval; the same score twice is half. ``error`` is of a
+    reward against FP32, absolute, in the model's unit; ``rank_correlation`` Spearman's. A dialogue that is too long
+    loses its beginning: what differs in a pair is the last answer. In BF16 all but the score's own layer is computed in
+    BF16; the others as in :func:`measure`, which also says what is raised.
+
+    Args:
+        folder: A Hugging Face model with one score a text, its weights and its tokenizer.
+        preferences: The dialogue that people chose and the one that they rejected, pair by pair.
+        precisions: Keys of ``RANKED``.
+    """
+    model, tokenizer = _opened(folder)
+    tokenizer.truncation_side = "left"
+    texts = [text for pair in preferences for text in pair]
+    lengths = np.array([len(row) for row in tokenizer(texts, verbose=False)["input_ids"]])
+    limit = min(_longest(model, tokenizer), int(lengths.max()))
+    found = _by_precision(model, tokenizer(texts, truncation=True, max_length=limit)["input_ids"], precisions, limit)
+    items = np.arange(0, len(texts), 2)
+    pairs = Pairs(better=items, worse=items + 1, margin=np.full(len(items), np.nan))
+    rows = []
+    for name, scores in found.items():
+        counts = flips(found[FP32], scores, pairs)
+        counts = counts[~np.isnan(counts)]
+        low, high = exact_interval(float(counts.sum()), len(counts))
+        apart = np.abs(scores - found[FP32])
+        rows.append(
+            {
+                "precision": name,
+                "pairs": len(pairs),
+                "agreement": float((1 + np.sign(scores[items] - scores[items + 1])).mean() / 2),
+                "flip_rate": float(counts.mean()) if len(counts) else None,
+                "flip_low": low,
+                "flip_high": high,
+                "error_mean": float(apart.mean()),
+                "error_p95": float(np.quantile(apart, 0.95)),
+                "error_max": float(apart.max()),
+                "rank_correlation": rank_correlation(found[FP32], scores),
+            }
+        )
+    return rows, int((lengths > limit).sum())
+
+
+def read_preferences(path: Path, most: int | None = None) -> list[tuple[str, str]]:
+    """Return the pairs of a file of JSON lines with the texts ``chosen`` and ``rejected``, as HH-RLHF's; gzip or plain.
+
+    Args:
+        path: The file.
+        most: Read so many; None: all.
+
+    Raises:
+        ConfigError: The file cannot be read or has no pair, or a line is broken: the message has its number.
+    """
+    found: list[tuple[str, str]] = []
+    number = 0
+    try:
+        with path.open("rb") as raw:
+            opened = gzip.open if raw.read(2) == b"\x1f\x8b" else open
+        with opened(path, "rt", encoding="utf-8") as lines:
+            for line in lines:
+                number += 1
+                if line.strip() and len(found) != most:
+                    row = json.loads(line)
+                    if not all(isinstance(row[name], str) and row[name].strip() for name in ("chosen", "rejected")):
+                        raise ValueError("chosen or rejected is no text")
+                    found.append((row["chosen"], row["rejected"]))
+        if not found:
+            raise ValueError("no pair")
+    except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error) as error:
+        said = f"{path}, line {number}: {error!r}; give lines of JSON with the texts chosen and rejected"
+        raise ConfigError(said) from error
+    return found
 
 
 def _opened(folder: Path) -> tuple[Any, Any]:
     with try_import("transformers") as imports:
         from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+        from transformers.utils import logging
     imports.check()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # of loading: commands show their own, and none with --json
     try:
         names = AutoConfig.from_pretrained(folder).architectures or []
         if not any(str(name).endswith("ForSequenceClassification") for name in names):
@@ -62,6 +145,18 @@ def _opened(folder: Path) -> tuple[Any, Any]:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"{folder} cannot be loaded for rank flips: {error}") from error
+
+
+def _longest(model: Any, tokenizer: Any) -> int:
+    return min(int(getattr(model.config, "max_position_embeddings", MAX_TOKENS)), int(tokenizer.model_max_length))
+
+
+def _by_precision(model: Any, ids: Sequence[Any], precisions: Sequence[str], limit: int) -> Mapping[str, Floats]:
+    """Return the first score of each text in FP32 and in each precision."""
+    from greentrain.fpga_backend.compiler.compiling import compile as compiled
+
+    traced = compiled(model, max_tokens=limit, head="score", precision="fp32")
+    return {FP32: _scores(traced, ids)} | {name: _scores(_rounded(traced, model, name), ids) for name in precisions}
 
 
 def _rounded(traced: "Artifact", model: Any, precision: str) -> "Artifact":
@@ -77,18 +172,12 @@ def _rounded(traced: "Artifact", model: Any, precision: str) -> "Artifact":
     return Artifact.of(program, {**weights, **angles})
 
 
-def _scores(artifact: "Artifact", encoded: Any) -> list[float]:
-    """Return the first score of each text."""
+def _scores(artifact: "Artifact", ids: Sequence[Any]) -> Floats:
     from greentrain.fpga_backend.batch import Batch
 
-    types = encoded.get("token_type_ids") if artifact.program.types else None
     run = _runner(artifact)
-    found: list[float] = []
-    for start in range(0, len(encoded["input_ids"]), BATCH):
-        part = slice(start, start + BATCH)
-        batch = Batch.of(encoded["input_ids"][part], types=None if types is None else types[part])
-        found += [float(row[0]) for row in run(batch)]
-    return found
+    found = [run(Batch.of(ids[start : start + BATCH]))[:, 0] for start in range(0, len(ids), BATCH)]
+    return np.concatenate(found).astype(np.float64)
 
 
 def _runner(artifact: "Artifact") -> "Callable[[Batch], Any]":
@@ -102,5 +191,6 @@ def _runner(artifact: "Artifact") -> "Callable[[Batch], Any]":
     from greentrain.fpga_backend.batch import pack
     from greentrain.fpga_backend.devices.torch_device import TorchEngine
 
-    engine = TorchEngine(artifact, torch.device("cpu"), torch.float32)
-    return lambda batch: engine.run(pack(batch, artifact.program))
+    dtype = torch.bfloat16 if artifact.program.precision == "bf16" else torch.float32
+    engine = TorchEngine(artifact, torch.device("cpu"), dtype)
+    return lambda batch: engine.run(pack(batch, artifact.program)).numpy()

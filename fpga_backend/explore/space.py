@@ -70,6 +70,8 @@ def most_sequences(program: Program, sequence: int, room_bytes: int, wanted: int
 PRECISIONS: Mapping[str, Precision] = {"fp16": "fp16", "int8": "w8a8", "int8a16": "w8a8", "int4": "w4a16"}
 """What they are compiled to. ``int8a16`` has activations of 16 bits: each product is two of 8 bits. ``int4`` is of
 weights only: products are of 16 bits."""
+RANKED: Mapping[str, Precision] = {**PRECISIONS, "bf16": "bf16", "w8a16": "w8a16"}
+"""Those whose ranks can be measured: also the two that have no model of a card."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,8 +138,8 @@ def explore(
 
 
 def compiled_to(program: Program, precision: str) -> Program:
-    """Return a program in a precision of ``PRECISIONS``."""
-    compiled = dataclasses.replace(program, precision=PRECISIONS[precision])
+    """Return a program in a precision of ``RANKED``."""
+    compiled = dataclasses.replace(program, precision=RANKED[precision])
     return with_activation_bits(compiled, 16 if precision == "int8a16" else 8)
 
 

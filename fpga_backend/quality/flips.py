@@ -6,6 +6,7 @@ little, because pairs that lie close together flip first: so flips are reported 
 which people, or a reference, prefer one.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -145,6 +146,45 @@ def by_margin(
         for group in groups
         if len(group)
     )
+
+
+def exact_interval(hits: float, trials: int) -> tuple[float, float]:
+    """Return the 95 % interval of a binomial rate: Clopper and Pearson, Biometrika 26, 1934.
+
+    Args:
+        hits: Trials that count, 0 to ``trials``; with a half, both ends widen to the next whole number.
+        trials: Independent trials; with none, the rate is anything from 0 to 1.
+    """
+    numbers = np.arange(trials)
+    log_ways = np.concatenate([[0.0], np.cumsum(np.log((trials - numbers) / (numbers + 1)))])
+
+    def rate(most: int, chance: float) -> float:
+        """Return the rate at which at most so many hits have this chance."""
+        some, low, high = np.arange(most + 1), 0.0, 1.0
+        for _ in range(60):
+            middle = (low + high) / 2
+            logs = log_ways[: most + 1] + some * math.log(middle) + (trials - some) * math.log1p(-middle)
+            low, high = (middle, high) if np.exp(logs).sum() > chance else (low, middle)
+        return low
+
+    least, most = math.floor(hits), math.ceil(hits)
+    return rate(least - 1, 0.975) if least else 0.0, rate(most, 0.025) if most < trials else 1.0
+
+
+def rank_correlation(reference: npt.ArrayLike, candidate: npt.ArrayLike) -> float | None:
+    """Return Spearman's correlation of the scores of the same items, ties with the mean rank; None where all are equal.
+
+    Args:
+        reference: Scores [items].
+        candidate: Scores in another precision [items].
+    """
+    ranks = []
+    for scores in (reference, candidate):
+        _, place, count = np.unique(np.asarray(scores), return_inverse=True, return_counts=True)
+        rank = (np.cumsum(count) - count / 2)[place]
+        ranks.append(rank - rank.mean())
+    spread = math.sqrt(float(ranks[0] @ ranks[0]) * float(ranks[1] @ ranks[1]))
+    return float(ranks[0] @ ranks[1]) / spread if spread else None
 
 
 def _mean(counts: Floats) -> float:

@@ -1,4 +1,4 @@
-"""``greentrain fpga explore | devices``: what a model would take on cards, and which devices can be used here.
+"""``greentrain fpga explore | ranks | devices``: models on cards, what precision does to ranks, and what is here.
 
 Exit codes: 0 fine, 1 something is not installed or failed, 2 wrong usage or input, with one line that says what to do.
 """
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from greentrain.cli import completion as complete
-from greentrain.cli.terminal import Commands, JsonOption, console, progress, whole_numbers_of, words_of
+from greentrain.cli.terminal import Commands, JsonOption, console, progress, put, whole_numbers_of, words_of
 from greentrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -119,6 +119,47 @@ def explore(
         except OSError as error:
             raise ConfigError(f"--plot {plot} cannot be written: {error}") from error
         typer.echo(f"Picture: {plot}", err=as_json)
+
+
+@app.command()
+def ranks(
+    model: Annotated[
+        Path, typer.Argument(help="Folder of a Hugging Face reward model: one score a text, weights, tokenizer.")
+    ],
+    preferences: Annotated[
+        Path, typer.Argument(help="JSON lines with chosen and rejected, as HH-RLHF's; gzip or plain.")
+    ],
+    precision: Annotated[
+        str,
+        typer.Option(
+            help="bf16, fp16, w8a16 (weights only), int8 (W8A8), int8a16 (16-bit activations), int4 (weights only).",
+            autocompletion=complete.some_of("bf16", "fp16", "w8a16", "int8", "int8a16", "int4"),
+        ),
+    ] = "bf16,w8a16,int8,int8a16",
+    pairs: Annotated[int | None, typer.Option(help="Only the first so many pairs.", min=1)] = None,
+    out: Annotated[Path | None, typer.Option(help="Also write the rows, as CSV.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure what a precision does to a reward model's ranks and rewards, on preferences of your own."""
+    from greentrain.fpga_backend.explore.flips import rank, read_preferences
+    from greentrain.fpga_backend.explore.space import RANKED
+
+    precisions = words_of("--precision", precision, tuple(RANKED))
+    given = read_preferences(preferences, pairs)
+    with progress("scoring", quiet=as_json):
+        rows, cut = rank(model, given, precisions)
+    if out is not None:
+        lines = [",".join("" if cell is None else str(cell) for cell in row.values()) for row in rows]
+        put("\n".join([",".join(rows[0]), *lines, ""]), out)
+    if as_json:
+        typer.echo(json.dumps({"provenance": "measured", "pairs": len(given), "cut": cut, "rows": rows}, indent=1))
+        return
+    from rich.table import Table
+
+    shown = Table(*(name.replace("_", " ") for name in rows[0]), title=f"{model.name}, measured", title_justify="left")
+    for row in rows:
+        shown.add_row(*(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row.values()))
+    console().print(shown, f"Errors are in the model's own unit. Cut to what it takes: {cut} of {2 * len(given)}.")
 
 
 @app.command()

@@ -60,6 +60,7 @@ WRONG = {
         ["no-such-model", "--assume"], ["llama-3-8b", "--card", "U1"], ["llama-3-8b", "--batch", "0"],
         ["torn", "--assume"], ["foreign", "--assume"], ["unsupported", "--assume"], ["negative", "--assume"],
     ],
+    "fpga ranks": [["empty", "absent.jsonl"], ["empty", "torn.yaml"], ["empty", "torn.yaml", "--precision", "int2"]],
     "rlhf simulate": [["absent.yaml"], ["published", "--mode", "soon"]],
     "rlhf waterfall": [["absent.yaml"]],
     "rlhf sensitivity": [["published", "--over", "colour"]],

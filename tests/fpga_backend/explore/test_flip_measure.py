@@ -1,5 +1,7 @@
-"""Rank flips of a model folder, the measured column."""
+"""Ranks of a model folder by precision: the measured column, and preferences of the user's own."""
 
+import csv
+import gzip
 import json
 import random
 from pathlib import Path
@@ -9,34 +11,14 @@ from typer.testing import CliRunner
 
 from greentrain.cli.fpga import app
 from greentrain.errors import ConfigError
-from greentrain.fpga_backend.explore.flips import measure
-
-tokenizers = pytest.importorskip("tokenizers")
-transformers = pytest.importorskip("transformers")
-WORDS = ["a", "good", "bad", "film", "plot", "was", "the", "very", "not", "at", "all", "fine", "dull", "bright", "slow"]
+from greentrain.fpga_backend.explore.flips import measure, rank, read_preferences
+from tests.helpers import tiny_reward_model
+from tests.helpers.tiny_reward_model import MAX_TOKENS, WORDS
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    import torch
-
-    path = tmp_path_factory.mktemp("model")
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: i for i, word in enumerate(["?", *WORDS])}, "?"))
-    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="?").save_pretrained(path)
-    config = transformers.BertConfig(
-        vocab_size=1 + len(WORDS),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=64,
-        max_position_embeddings=32,
-        num_labels=1,
-        initializer_range=0.3,
-    )
-    torch.manual_seed(3)
-    transformers.BertForSequenceClassification(config).save_pretrained(path)
-    return path
+    return tiny_reward_model.write(tmp_path_factory.mktemp("model"))
 
 
 def _texts() -> list[str]:
@@ -75,3 +57,88 @@ def test_what_cannot_be_measured(folder: Path, tmp_path: Path) -> None:
     (headless / "config.json").write_text(json.dumps(config), encoding="utf-8")
     with pytest.raises(ConfigError, match="cannot be loaded"):
         measure(headless, _texts(), ["int8"])
+
+
+Pairs = list[tuple[str, str]]
+
+
+@pytest.fixture(scope="module")
+def labelled(folder: Path) -> Pairs:
+    """Return pairs whose labels are FP32's own order, so that what differs from them is a flip."""
+    draw = random.Random(1)
+    texts = [" ".join(draw.choices(WORDS, k=draw.randint(3, 20))) for _ in range(120)]
+    pairs = list(zip(texts[::2], texts[1::2], strict=True))
+    (exact,), _ = rank(folder, pairs, [])
+    found = [pair if rank(folder, [pair], [])[0][0]["agreement"] == 1 else pair[::-1] for pair in pairs[:12]]
+    assert 0 < exact["agreement"] < 1
+    return found
+
+
+def test_fp32_is_the_reference(folder: Path, labelled: Pairs) -> None:
+    (exact, bf16, int8), cut = rank(folder, labelled, ["bf16", "int8"])
+    assert cut == 0 and (exact["precision"], exact["agreement"], exact["flip_rate"]) == ("fp32", 1.0, 0.0)
+    assert exact["error_max"] == 0 and exact["rank_correlation"] == pytest.approx(1)
+    assert exact["flip_low"] == 0 and exact["flip_high"] == pytest.approx(1 - 0.025 ** (1 / 12))
+    assert 0 < bf16["error_mean"] <= bf16["error_p95"] <= bf16["error_max"] < 1
+    for one in (bf16, int8):  # labels are FP32's: what no longer agrees has flipped
+        assert one["flip_rate"] == pytest.approx(1 - one["agreement"])
+        assert one["flip_low"] <= one["flip_rate"] <= one["flip_high"]
+
+
+def test_error_grows_as_bits_go(folder: Path, labelled: Pairs) -> None:
+    (_, *found), _ = rank(folder, labelled, ["w8a16", "int8", "int4"])
+    errors = [one["error_mean"] for one in found]
+    assert errors == sorted(errors) and errors[0] > 0
+
+
+def test_a_long_dialogue_keeps_its_end_and_is_counted(folder: Path) -> None:
+    start, end = " ".join(WORDS * 3), " ".join(WORDS[: MAX_TOKENS - len(WORDS)] * 2)
+    kept = " ".join((start + " " + end).split()[-MAX_TOKENS:])
+    long, cut = rank(folder, [(f"{start} {end}", "good film")], [])
+    short, none = rank(folder, [(kept, "good film")], [])
+    assert (cut, none) == (1, 0) and long == short
+
+
+def _written(path: Path, pairs: Pairs) -> Path:
+    lines = [json.dumps({"chosen": better, "rejected": worse}) for better, worse in pairs]
+    data = "\n".join([*lines, ""]).encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+def test_the_command(folder: Path, labelled: Pairs, tmp_path: Path) -> None:
+    out = tmp_path / "ranks.csv"
+    file = _written(tmp_path / "test.jsonl.gz", labelled)
+    words = ["ranks", str(folder), str(file), "--precision", "bf16,int8", "--out", str(out)]
+    result = CliRunner().invoke(app, [*words, "--json"])
+    assert result.exit_code == 0, result.stderr
+    rows = json.loads(result.stdout)["rows"]
+    written = list(csv.DictReader(out.read_text(encoding="utf-8").splitlines()))
+    assert [row["precision"] for row in rows] == ["fp32", "bf16", "int8"]
+    assert [float(row["error_max"]) for row in written] == [row["error_max"] for row in rows]
+    shown = CliRunner().invoke(app, [*words, "--pairs", "5"], env={"COLUMNS": "200"})
+    assert "measured" in shown.stdout and "0 of 10" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        (['{"chosen": "a", "rejected": "b"}', "{"], "line 2: JSONDecodeError"),
+        (["", '{"chosen": "a"}'], r"line 2: KeyError\('rejected'\)"),
+        (['{"chosen": 7, "rejected": "b"}'], "line 1: .*chosen or rejected is no text"),
+        (["7"], "line 1: TypeError"),
+        ([""], "no pair"),
+    ],
+)
+def test_a_broken_line_is_named(lines: list[str], says: str, tmp_path: Path) -> None:
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    with pytest.raises(ConfigError, match=says):
+        read_preferences(path)
+
+
+def test_a_torn_archive_is_refused(tmp_path: Path) -> None:
+    path = _written(tmp_path / "pairs.jsonl.gz", [("a", "b")] * 50)
+    path.write_bytes(path.read_bytes()[:-12])
+    with pytest.raises(ConfigError, match="EOFError"):
+        read_preferences(path)

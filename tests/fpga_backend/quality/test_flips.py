@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greentrain.fpga_backend.quality.flips import Pairs, by_margin, every, flip_rate, flips, scored
+from greentrain.fpga_backend.quality.flips import (
+    Pairs,
+    by_margin,
+    every,
+    exact_interval,
+    flip_rate,
+    flips,
+    rank_correlation,
+    scored,
+)
 
 SCORES = st.lists(st.integers(-1000, 1000), min_size=2, max_size=40)
 """Integers, so that a monotone transform of them is exact and keeps their order."""
@@ -113,3 +122,26 @@ def test_scores_of_other_items_are_refused() -> None:
 
 def test_a_column_of_scores_is_scores() -> None:
     np.testing.assert_array_equal(scored(np.array([[1.0], [2.0]], dtype=np.float32), "it"), [1.0, 2.0])
+
+
+@pytest.mark.parametrize(("hits", "trials"), [(0, 10), (3, 40), (10, 10), (611, 160_800)])
+def test_the_exact_interval_is_scipys(hits: int, trials: int) -> None:
+    stats = pytest.importorskip("scipy.stats")
+    found = stats.binomtest(hits, trials).proportion_ci(method="exact")
+    assert exact_interval(hits, trials) == pytest.approx((found.low, found.high), rel=1e-6, abs=1e-12)
+
+
+def test_an_interval_of_half_a_flip_or_of_nothing_is_the_wider() -> None:
+    assert exact_interval(2.5, 9) == (exact_interval(2, 9)[0], exact_interval(3, 9)[1])
+    assert exact_interval(0, 0) == (0.0, 1.0)
+
+
+@given(st.lists(st.tuples(st.integers(-9, 9), st.integers(-9, 9)), min_size=2, max_size=30))
+def test_rank_correlation_is_scipys(values: list[tuple[int, int]]) -> None:
+    stats = pytest.importorskip("scipy.stats")
+    first, second = map(list, zip(*values, strict=True))
+    found = rank_correlation(first, second)
+    if len(set(first)) == 1 or len(set(second)) == 1:
+        assert found is None
+    else:
+        assert found == pytest.approx(stats.spearmanr(first, second).statistic, abs=1e-12)
