@@ -170,6 +170,27 @@ class PowerSample(NamedTuple):
         return self.energy_j is None and self.power_w is None
 
 
+class DeviceState(NamedTuple):
+    """What a device does beside drawing power, at one moment. None: its driver does not tell."""
+
+    device_uid: str
+    t_s: float
+    """Monotonic time (s)."""
+    sm: float | None = None
+    """Share of the driver's last sample period in which a kernel ran, however few of the chip's processors it kept busy
+    (0..1): no occupancy."""
+    memory: float | None = None
+    """Share of it in which the device's memory was read or written (0..1)."""
+    temperature_c: float | None = None
+    """Of the hottest place that the driver tells (degrees Celsius)."""
+    slowed: tuple[str, ...] | None = None
+    """What holds its clocks down: of ``SLOWED``."""
+
+
+SLOWED: Final = ("thermal", "power", "brake")
+"""Too hot; at the power limit; an external signal, such as the power supply's."""
+
+
 class Counter(NamedTuple):
     """A cumulative counter that is cheap enough to be read without its meter in between."""
 
@@ -188,10 +209,11 @@ class PowerMeter(Protocol):
     cannot be opened. After that it never raises: a reading that fails is a sample that says so. It is read
     from one thread at a time.
 
-    Three more methods are used where a meter has them: ``probe()``, called once from the reading thread, may take
+    Four more methods are used where a meter has them: ``probe()``, called once from the reading thread, may take
     0.4 s to find out how fast its sensors tick and what a read costs; ``select(uids)`` says which devices are
     still wanted, so that the others need not be read; ``counters()`` returns those that may be read directly,
-    by the same thread, between two calls of ``read``.
+    by the same thread, between two calls of ``read``; ``states()`` returns a ``DeviceState`` of each device whose
+    driver tells more than its power, about once a second.
     """
 
     @property
@@ -304,6 +326,9 @@ class DeviceEnergy:
     phases: Mapping[str, float]
     """Exclusive energy by phase (J): each instant belongs to the phase entered last. Sums to energy_j. Where phases of
     earlier entries are known better by now, what these were booked too much or too little is in it."""
+    states: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """By phase, what the driver has told beside power, as sums over seconds (``greentrain.ledger.journal.STATE_KEYS``);
+    empty where it tells nothing."""
 
     def is_known(self, interval_s: float) -> bool:
         """Return True if ``energy_j`` says anything about an interval: 0 J of which nothing is known does not."""

@@ -9,6 +9,7 @@ unchanged from tag 2.17 to 963c58e, 2026-11-21): reading more often gives the sa
 microwatts, as hwmon does (kernel.org, hwmon sysfs interface).
 """
 
+import contextlib
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from greentrain.errors import MeterError
 from greentrain.fpga_backend.device import EnergyReading
 from greentrain.fpga_backend.roofline.cards import CARDS
 from greentrain.fpga_backend.xrt.pci import PciFunction
-from greentrain.types import Device, DeviceKind, PowerSample, Provenance, Sensor
+from greentrain.types import Device, DeviceKind, DeviceState, PowerSample, Provenance, Sensor
 from greentrain.utils.clock import Clock, SystemClock
 
 MICROWATTS_PER_W = 1_000_000.0
@@ -46,6 +47,7 @@ class Hwmon:
             raise MeterError(f"{function}/hwmon has no power*_input: the driver shows no power of this card")
         named = [path for path in found if _text(path, "label").lower() == "total power"]
         self._path = (named or found)[0]
+        self._warm = sorted(self._path.parent.glob("temp*_input"))
 
     def read_w(self) -> float:
         """Return the watts.
@@ -53,18 +55,30 @@ class Hwmon:
         Raises:
             MeterError: The sensor gives no value.
         """
-        status = _text(self._path, "status")
-        if status in ABSENT:
-            raise MeterError(f"{self._path}: {status}")
-        try:
-            value = int(self._path.read_text(encoding="ascii"))
-            exponent = _text(self._path, "unitm")
-            scale = 10.0 ** int(exponent) if exponent else 1 / MICROWATTS_PER_W
-        except (OSError, ValueError) as error:
-            raise MeterError(f"{self._path} cannot be read: {error}") from error
-        if value == UNKNOWN or value < 0:
-            raise MeterError(f"{self._path} says {value}, which stands for no value")
-        return value * scale
+        return _number(self._path, 1 / MICROWATTS_PER_W)
+
+    def temperature_c(self) -> float | None:
+        """Return the hottest of what the driver tells of board and chip (degrees Celsius); None where it tells none."""
+        found = []
+        for path in self._warm:  # hwmon counts thousandths of a degree (kernel.org, hwmon sysfs interface)
+            with contextlib.suppress(MeterError):
+                found.append(_number(path, 1e-3))
+        return max(found, default=None)
+
+
+def _number(path: Path, scale: float) -> float:
+    status = _text(path, "status")
+    if status in ABSENT:
+        raise MeterError(f"{path}: {status}")
+    try:
+        value = int(path.read_text(encoding="ascii"))
+        exponent = _text(path, "unitm")
+        scale = 10.0 ** int(exponent) if exponent else scale
+    except (OSError, ValueError) as error:
+        raise MeterError(f"{path} cannot be read: {error}") from error
+    if value == UNKNOWN or value < 0:
+        raise MeterError(f"{path} says {value}, which stands for no value")
+    return value * scale
 
 
 def _text(path: Path, what: str) -> str:
@@ -119,6 +133,7 @@ class CardMeter:
         self._end = threading.Event()
         self._first = threading.Event()
         self._good: PowerSample | None = None
+        self._temperature_c: float | None = None
         self._why = "no reading yet"
         self._said_s = self._opened_s = self._clock.monotonic_s()
         self._energy_j = 0.0
@@ -161,6 +176,14 @@ class CardMeter:
             self._said_s = max(self._said_s, now_s)
         return (PowerSample(device_uid=self._device.uid, t_s=self._said_s, note=why or "the sensor is silent"),)
 
+    def states(self) -> Sequence[DeviceState]:
+        """Return the card's temperature as it was with the newest power; nothing where that is too old."""
+        return [
+            DeviceState(device_uid=sample.device_uid, t_s=self._clock.monotonic_s(), temperature_c=self._temperature_c)
+            for sample in self.read()
+            if not sample.missing
+        ]
+
     def energy(self) -> EnergyReading:
         """Return the joules since opening: trapezoids between readings, none across gaps."""
         if self._device is None:
@@ -193,6 +216,8 @@ class CardMeter:
         watts, why = None, ""
         try:
             watts = self._source.read_w()
+            if isinstance(self._source, Hwmon):
+                self._temperature_c = self._source.temperature_c()
         except MeterError as error:
             why = str(error)
         except Exception as error:  # a driver may answer with anything

@@ -752,6 +752,8 @@ class ActiveRun:
 
     def _record(self, t1_s: float, *, last: bool = False) -> None:
         self._take_marks(t1_s if last else float("inf"))
+        looked = self._sampler.states
+        self._books.look(looked.popleft() for _ in range(len(looked)))
         entry = self._books.book(t1_s, self._devices.curves, self._devices.unread, self._devices.rates, last=last)
         self.ledger.record(entry)
         self.last_entry = entry

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from greentrain.ledger.embodied import EmbodiedRate
+from greentrain.ledger.journal import add_states
 from greentrain.ledger.pue import Facility
 from greentrain.power.device_clock import Stamps
 from greentrain.power.phase_power import Floats, Ints, LabelSeconds, PhaseFit, PhasePower
@@ -30,6 +31,7 @@ from greentrain.types import (
     CarbonPoint,
     CarbonSignal,
     DeviceEnergy,
+    DeviceState,
     GearUse,
     LedgerEntry,
     Phase,
@@ -300,6 +302,12 @@ BLURRED: Final = 0.1
 """Share of a gear's time in readings with other time from which on it is not told."""
 
 
+SAMPLE_S: Final = 1.0
+"""NVML's longest sample period (s): what a driver tells of its last one is given to the phases of this time."""
+MOST_STATES: Final = 1024
+"""Looks at a device that wait to be booked; a rank books every ten seconds."""
+
+
 class BelowTheTick:
     """How the energy of a device whose counter ticks is split between ticks.
 
@@ -481,6 +489,8 @@ class _Track:
         self.timeline = timeline
         self.slice: PhaseSlice
         """The last interval."""
+        self._before: PhaseSlice | None = None
+        """The one before."""
         self.label: Ints
         """Label of each of its segments."""
         self.opened: dict[str, Floats] = {}
@@ -515,6 +525,7 @@ class _Track:
 
     def cut(self, t1_s: float, numbers: Callable[[PhaseSlice], Ints]) -> None:
         """End an interval, number its segments, and note how long each number has lasted."""
+        self._before = getattr(self, "slice", None)
         cut = self.slice = self.timeline.cut(t1_s)
         self.opened, self.label = _opened(cut), numbers(cut)
         seconds = LabelSeconds(cut.bounds_s, self.label, int(self.label.max()) + 1)
@@ -524,6 +535,15 @@ class _Track:
             inside_s = (seconds(spans[:, 1]) - seconds(spans[:, 0])).sum(axis=0)
             self._inside_s[name] = _summed(self._inside_s.get(name, np.zeros(0)), inside_s)
         self._step_j = np.full(len(cut.steps), self._spent_j)
+
+    def seconds(self, starts_s: Floats, ends_s: Floats) -> Floats:
+        """Return how long each phase lasted between times of the last two intervals (s), shape (n, phases)."""
+        found = np.zeros((len(starts_s), len(self.slice.names)))
+        for cut in (self.slice, self._before):
+            if cut is not None and starts_s.min() < cut.bounds_s[-1]:
+                lasted, ends = LabelSeconds(cut.bounds_s, cut.phase, found.shape[1]), cut.bounds_s[[0, -1]]
+                found += lasted(np.clip(ends_s, *ends)) - lasted(np.clip(starts_s, *ends))
+        return found
 
     def inside(self, label: int) -> dict[str, float]:
         """Return by phase the share of a label's time in which it was open."""
@@ -576,6 +596,8 @@ class Bookkeeper:
         """Phase, gear and limits of each label, as the timeline numbers them."""
         self._labels: dict[tuple[int, int, int], int] = {}
         self._below: dict[str, BelowTheTick] = {}
+        self._states: dict[str, deque[DeviceState]] = {}
+        """By device, what its driver has told and is not booked yet."""
         self._shared_s: dict[str, dict[str, Floats]] = {}
         """By device and phase, its seconds in readings that hold others as well, and all that were read (s)."""
 
@@ -645,6 +667,7 @@ class Bookkeeper:
                 provenance=curve.sensor.provenance,
                 missing_s=float(missing[-1] - missing[0]),
                 phases=phases,
+                states=self._told(uid, track, t1_s),
             )
             track.spend(used, float(energy[-1] - energy[0]), energy[0])
         for sensor in unread:
@@ -676,6 +699,37 @@ class Bookkeeper:
             step_groups=self._group_steps([track.ended() for track in tracks]),
             gears=_by_gear(cut, spent, len(unread), moved_gears, list(curves.values())),
         )
+
+    def look(self, states: Iterable[DeviceState]) -> None:
+        """Take what drivers have told beside power, to be booked with the interval that it falls into."""
+        for state in states:
+            self._states.setdefault(state.device_uid, deque(maxlen=MOST_STATES)).append(state)
+
+    def _told(self, uid: str, track: _Track, t1_s: float) -> dict[str, dict[str, float]]:
+        """Give what a driver has told up to a time to the phases of its sample period."""
+        waiting = self._states.get(uid, ())
+        states = [state for state in waiting if state.t_s <= t1_s]
+        if not states:
+            return {}
+        self._states[uid] = deque((state for state in waiting if state.t_s > t1_s), maxlen=MOST_STATES)
+        ends_s = np.array([state.t_s for state in states])
+        lasted = track.seconds(ends_s - np.minimum(SAMPLE_S, np.diff(ends_s, prepend=-math.inf)), ends_s)
+        found: dict[str, dict[str, float]] = {}
+        for state, seconds in zip(states, lasted, strict=True):
+            inside = np.flatnonzero(seconds > 1e-6).tolist()
+            for i in inside:
+                of: dict[str, float] = {}
+                if state.sm is not None and state.memory is not None:
+                    of |= {"util_s": 1.0, "sm_s": state.sm, "memory_s": state.memory, "whole_s": len(inside) == 1}
+                if state.temperature_c is not None:
+                    of |= {"temp_s": 1.0, "c_s": state.temperature_c}
+                if state.slowed is not None:
+                    of |= {"clocks_s": 1.0, **{f"{why}_s": 1.0 for why in state.slowed}}
+                told = {key: float(value * seconds[i]) for key, value in of.items() if value}
+                if state.temperature_c is not None:
+                    told["max_c"] = state.temperature_c
+                add_states(found, {track.slice.names[i]: told})
+        return found
 
     def follow(self, uid: str, marks: Sequence[tuple[float, bool, Mark]]) -> None:
         """Cut a device's joules by its own clock from now on.

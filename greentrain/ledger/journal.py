@@ -563,6 +563,29 @@ UNTOLD: Final = {"shared_s": 0.0}
 """Those that entries of earlier versions do not have."""
 
 
+STATE_KEYS: Final = {
+    "util_s": "seconds whose utilisation is known", "sm_s": "of them, those in which a kernel ran",
+    "memory_s": "those in which memory was read or written", "whole_s": "those in a sample period all of this phase",
+    "temp_s": "seconds whose temperature is known", "c_s": "degrees Celsius times seconds", "max_c": "highest of them",
+    "clocks_s": "seconds of which it is known what holds the clocks down", "thermal_s": "of them, by heat",
+    "power_s": "by the power limit", "brake_s": "by an external signal",
+}  # fmt: skip
+"""Keys of what a driver tells of a device in a phase; those that are 0 are left out."""
+
+
+def add_states(sums: dict[str, dict[str, float]], more: Mapping[str, Mapping[str, float]]) -> None:
+    """Add to what a driver has told of a device, by phase.
+
+    Args:
+        sums: By phase, sums with ``STATE_KEYS``.
+        more: The same of other time.
+    """
+    for phase, values in more.items():
+        into = sums.setdefault(phase, {})
+        for key, value in values.items():
+            into[key] = max(into.get(key, value), value) if key == "max_c" else into.get(key, 0.0) + value
+
+
 def _six_decimals(value: float) -> float:
     return round(value, 6)
 
@@ -588,6 +611,7 @@ def entry_to_json(entry: LedgerEntry, *, exact: bool = False) -> dict[str, Any]:
                 "prov": str(d.provenance),
                 "missing_s": round_s(d.missing_s),
                 "phases": dict(d.phases),
+                **({"states": _states(d.states, exact=exact)} if d.states else {}),
             }
             for uid, d in entry.devices.items()
         },
@@ -618,6 +642,12 @@ def entry_to_json(entry: LedgerEntry, *, exact: bool = False) -> dict[str, Any]:
     return record
 
 
+def _states(states: Mapping[str, Mapping[str, float]], *, exact: bool) -> dict[str, dict[str, float]]:
+    return {
+        name: {key: value if exact else round(value, 3) for key, value in sums.items()} for name, sums in states.items()
+    }
+
+
 def entry_from_json(record: Mapping[str, Any]) -> LedgerEntry:
     """Read what ``entry_to_json`` wrote."""
     carbon = record["carbon"]
@@ -629,7 +659,11 @@ def entry_from_json(record: Mapping[str, Any]) -> LedgerEntry:
         samples=record["samples"],
         devices={
             uid: DeviceEnergy(
-                energy_j=d["j"], provenance=Provenance(d["prov"]), missing_s=d["missing_s"], phases=d["phases"]
+                energy_j=d["j"],
+                provenance=Provenance(d["prov"]),
+                missing_s=d["missing_s"],
+                phases=d["phases"],
+                states=d.get("states", {}),
             )
             for uid, d in record["devices"].items()
         },
@@ -692,6 +726,8 @@ def check_entry(entry: Mapping[str, Any]) -> None:
         Provenance(device["prov"])
         figures += device["j"], device["missing_s"]
         figures += device["phases"].values()
+        for told in device.get("states", {}).values():
+            figures += told.values()
     figures += entry["phase_s"].values()
     figures += entry["phase_incl_j"].values()
     for use in entry.get("gears", {}).values():

@@ -28,6 +28,7 @@ from greentrain.ledger.journal import (
     WRONG_DATA,
     LineNumbers,
     UnknownRecords,
+    add_states,
     check_entry,
     check_format,
     entry_from_json,
@@ -128,6 +129,8 @@ def _merge(a: dict[str, Any], b: Mapping[str, Any]) -> None:
         device["j"] += other["j"]
         device["missing_s"] += other["missing_s"]
         _add(device["phases"], other["phases"])
+        if "states" in other:
+            add_states(device.setdefault("states", {}), other["states"])
     for name, use in b.get("gears", {}).items():
         _add(a.setdefault("gears", {}).setdefault(name, {}), use)
 

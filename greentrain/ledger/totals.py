@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from greentrain.ledger.journal import GEAR_KEYS, UNTOLD, Journal, entry_to_json
+from greentrain.ledger.journal import GEAR_KEYS, UNTOLD, Journal, add_states, entry_to_json
 from greentrain.types import GearUse, LedgerEntry, Provenance, PueSource, grams, says_anything
 from greentrain.utils import quantities
 from greentrain.utils.display import Displayable, Table, View
@@ -177,6 +177,8 @@ class DeviceSums:
     """By provenance; under ``missing`` what is booked for intervals of which nothing is known."""
     phases: dict[str, float] = field(default_factory=dict)
     """Exclusive energy by phase (J)."""
+    states: dict[str, dict[str, float]] = field(default_factory=dict)
+    """By phase, what its driver has told beside power (``STATE_KEYS``)."""
     booked_s: float = 0.0
     missing_s: float | None = None
     """Seconds without knowledge; None while there was none, not even one that came in late."""
@@ -213,6 +215,7 @@ class DeviceSums:
         for provenance, part in other.parts.items():
             self.part(provenance).merge(part)
         _add(self.phases, other.phases)
+        add_states(self.states, other.states)
         self.booked_s += other.booked_s
         if other.missing_s is not None:
             self.missing_s = (self.missing_s or 0.0) + other.missing_s
@@ -303,6 +306,8 @@ class EntrySums:
             known = says_anything(device["prov"], joules, missing_s, span_s)
             part = sums.part(device["prov"] if known else MISSING)
             sums.booked_s += span_s
+            if "states" in device:
+                add_states(sums.states, device["states"])
             if known:
                 any_known = True
                 part.energy_j += joules

@@ -104,6 +104,8 @@ class Borrowed:
 
     def __init__(self, meter: PowerMeter) -> None:
         self._meter = meter
+        self.states = getattr(meter, "states", tuple)
+        """The other's."""
 
     @property
     def sensors(self) -> Sequence[Sensor]:

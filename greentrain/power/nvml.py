@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from greentrain.errors import ConfigError, MeterError
-from greentrain.types import Counter, Device, DeviceKind, PowerMeter, PowerSample, Provenance, Sensor
+from greentrain.types import Counter, Device, DeviceKind, DeviceState, PowerMeter, PowerSample, Provenance, Sensor
 from greentrain.utils.background import BackgroundCall
 from greentrain.utils.clock import Clock, SystemClock
 from greentrain.utils.never_raise import warn
@@ -414,6 +414,8 @@ SHORT_READ_S: Final = 0.0005
 """A read that takes less than this, as the probe has measured it, may be dated by when it began."""
 LONG_READ_S: Final = 0.05
 """A read that took longer than this was held up, whatever the probe has measured, and is dated to its middle."""
+SLOWED_BITS: Final = {"thermal": 0x60, "power": 0x4, "brake": 0x80}
+"""nvmlClocksEventReasons (nvml.h of NVML 13): SwThermalSlowdown and HwThermalSlowdown; SwPowerCap; HwPowerBrake."""
 STUCK_S: Final = 5.0
 """A counter that has not moved for so long is not believed: a GPU that answers draws some watts."""
 
@@ -544,6 +546,12 @@ class _Reader:
         self._note = self.sensor.note
         self._is_counter = self.sensor.method == COUNTER
         self._processes = functools.partial(nvml.nvmlDeviceGetComputeRunningProcesses, gpu.handle)
+        self._unsupported = nvml.NVML_ERROR_NOT_SUPPORTED
+        self._states: dict[str, Callable[[], Any]] = {
+            "rates": functools.partial(nvml.nvmlDeviceGetUtilizationRates, gpu.handle),
+            "temperature_c": functools.partial(nvml.nvmlDeviceGetTemperature, gpu.handle, nvml.NVML_TEMPERATURE_GPU),
+            "reasons": functools.partial(nvml.nvmlDeviceGetCurrentClocksEventReasons, gpu.handle),
+        }
         self._why = self.sensor.note if self.value is None else ""
 
     @property
@@ -560,6 +568,34 @@ class _Reader:
 
     def users(self) -> Mapping[str, Collection[int]]:
         return {self._uid: [int(process.pid) for process in self._processes()]}
+
+    def states(self) -> Sequence[DeviceState]:
+        """Return what the driver tells beside power; what the card does not support is not asked for again.
+
+        Utilisation is the share of NVML's last sample period, of 1/6 s to 1 s as the product has it, in which one or
+        more kernels ran, or device memory was read or written (NVML API reference, nvmlUtilization_t and
+        nvmlDeviceGetUtilizationRates, read 2026-11-23): a kernel on one of 132 processors counts as one on all.
+        """
+        if self.value is None:
+            return ()
+        t_s, found = self._clock.monotonic_s(), {}
+        for name, call in list(self._states.items()):
+            try:
+                found[name] = call()
+            except self._nvml_error as error:
+                if getattr(error, "value", None) == self._unsupported:
+                    del self._states[name]
+        rates, reasons = found.get("rates"), found.get("reasons")
+        return (
+            DeviceState(
+                self._uid,
+                t_s,
+                sm=None if rates is None else rates.gpu / 100,
+                memory=None if rates is None else rates.memory / 100,
+                temperature_c=found.get("temperature_c"),
+                slowed=None if reasons is None else tuple(name for name, bits in SLOWED_BITS.items() if reasons & bits),
+            ),
+        )
 
     def close(self) -> None:
         self.stop("the meter is closed")

@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 from greentrain.power.detect import EARLY, MAX_PACE_S, MAX_SHARE, CompositeMeter, MeterPart
 from greentrain.power.nvml import LONG_READ_S
-from greentrain.types import Counter, PowerMeter, PowerSample, Provenance, Sensor
+from greentrain.types import Counter, DeviceState, PowerMeter, PowerSample, Provenance, Sensor
 from greentrain.utils.clock import Clock
 
 VERNIER = 0.97
@@ -505,6 +505,10 @@ SLOW_S: Final = 5.0
 """Longest that a meter of slow sensors is waited for (s); those of fast ones get HANG_S."""
 USERS_S: Final = 3.0
 """Shortest time between two looks at which processes use the devices (s); a run's devices seldom change later."""
+STATES_S: Final = 1.0
+"""Shortest time between two looks at what devices do beside drawing power (s): NVML's longest sample period."""
+STATES_SHARE: Final = 0.0002
+"""Highest share of a core that these looks may cost: a fifth of what readings may."""
 STOP_S: Final = 3.0
 """Longest that the end of the run waits for all last readings (s)."""
 TICK_WAIT_S: Final = 0.15
@@ -588,6 +592,8 @@ class Sampler:
         self.pids: Mapping[str, Collection[int]] = {}
         """By device, the processes that its driver shows on it, as of the last look."""
         self._wanted: frozenset[str] | None = None
+        self.states: deque[DeviceState] = deque(maxlen=CAPACITY)
+        """What devices did beside drawing power, for who books it to take."""
         self._unsorted: deque[PowerSample | tuple[str, float, float]] = deque()
         self._all = MeterPart(self._meter, (), clock)
         """Stands for the meter as a whole while it is probed."""
@@ -690,7 +696,7 @@ class Sampler:
         counters: Sequence[tuple[MeterPart, Counter]] = ()
         quick: Sequence[MeterPart] = ()
         count_s = 0.0  # when to read counters again, where others are read in between
-        start_s = read_s = settle_s = users_s = monotonic_s()
+        start_s = read_s = settle_s = users_s = states_s = monotonic_s()
         due_s = read_s + wake_s
         while (reader.sleep(due_s - monotonic_s()) or not reader.ended) and not reader.is_left():
             t_s = now_s = monotonic_s()
@@ -737,6 +743,10 @@ class Sampler:
             if now_s >= users_s:
                 self.pids = {**self.pids, **self._users(reader)}
                 users_s = now_s + max(USERS_S, (now_s - start_s) / 5)
+            if now_s >= states_s:
+                began_s = time.thread_time()
+                self._look(reader)
+                states_s = now_s + max(STATES_S - wake_s / 2, (time.thread_time() - began_s) / STATES_SHARE)
             if now_s >= settle_s:
                 settle_s = now_s + self._tick_s
                 if now_s >= self._probe_s and not self._ending:
@@ -794,6 +804,13 @@ class Sampler:
                 with contextlib.suppress(Exception):
                     found.update(self._watched(reader, part, users))
         return found
+
+    def _look(self, reader: _Reader) -> None:
+        for part in self._meter.parts:
+            states = getattr(part.meter, "states", None)
+            if states is not None and not part.idle and not self._hangs(part):
+                with contextlib.suppress(Exception):
+                    self.states.extend(self._watched(reader, part, states))
 
     def _learn(self, reader: _Reader) -> None:
         unseen = self._unseen or {sensor.device.uid for sensor in self._meter.sensors if sensor.tick_s}

@@ -10,7 +10,7 @@ from greentrain.report import charts, estimated, svg
 from greentrain.report.plan import DECISION, plan_texts
 from greentrain.report.plan_chart import plan_chart
 from greentrain.report.series import RunSeries
-from greentrain.report.summary import gear_table, how_told, profiled, pue_text
+from greentrain.report.summary import gear_table, how_told, profiled, pue_text, state_text
 from greentrain.utils import quantities
 
 _KIND_NAMES: Final = {"gpu": "GPU", "cpu": "CPU", "dram": "memory", "fpga": "FPGA", "node": "whole node"}
@@ -48,6 +48,7 @@ def render_html(summary: Mapping[str, Any], series: RunSeries | None) -> str:
         count=_unbroken(quantities.count),
         number=_unbroken(quantities.significant),
         how_told=how_told,
+        state_text=state_text,
         tied=_tied,
     )
     drawn = _charts(summary, series)

@@ -14,11 +14,15 @@ energy                  energy_j, kWh, facility, PUE (mean by energy), by_proven
                         (each interval: low and high hold in 90 of 100 cases, mid, and parts: what widens it most)
 power                   mean_w, peak_w over peak_window_s
 devices                 one a device: energy, provenance, sensor's figures, missing seconds, embodied rate; with
-                        interval_j and interval_g (operational), as phases
+                        interval_j and interval_g (operational), as phases; what the driver told beside power, as
+                        phases, with max_temperature_c, and share of the time by what held the clocks down (slowed)
 completeness            parts of the machines that were metered, modelled, not_read or are in_no_figure; text
 phases                  exclusive (sums to the whole) and inclusive energy, seconds, grams; on devices whose counters
                         tick, attribution (resolved, regressed, blurred) and its relative_error (one standard error);
-                        clock, of a run with GPUs: whose times cut their joules (device, host, mixed)
+                        clock, of a run with GPUs: whose times cut their joules (device, host, mixed);
+                        sm_utilisation, memory_utilisation: share of the time in which a kernel ran, or memory was
+                        read or written, as the driver tells it of its sample periods, not occupancy;
+                        utilisation_resolved: share of these periods that lay in the phase as a whole; temperature_c
 hosts, ranks            the same energy by place
 carbon                  operational (location, market), embodied low/mid/high, emissions_g, CUE, intensity, sources;
                         operational_interval_g, emissions_interval_g
@@ -50,7 +54,7 @@ import dataclasses
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -59,7 +63,7 @@ from urllib.parse import urlsplit
 
 from greentrain.errors import RunFolderError
 from greentrain.ledger.bookkeeper import BLURRED, RESOLVED
-from greentrain.ledger.journal import ATTRIBUTION, CLOCKS, SHARED, WRONG_DATA
+from greentrain.ledger.journal import ATTRIBUTION, CLOCKS, SHARED, WRONG_DATA, add_states
 from greentrain.ledger.reader import RankRecord, RunRecord
 from greentrain.ledger.run_folder import ESTIMATE
 from greentrain.ledger.sci import sci_scores, scope2
@@ -69,7 +73,7 @@ from greentrain.policy.action_table import ActionTable
 from greentrain.report.estimated import estimated
 from greentrain.report.plan import DECISION, plan_figures
 from greentrain.report.series import RunSeries, build_series
-from greentrain.types import G_PER_KG, IDLE_PHASES, J_PER_KWH, S_PER_HOUR, Attribution, PueSource, kwh_from_j
+from greentrain.types import G_PER_KG, IDLE_PHASES, J_PER_KWH, S_PER_HOUR, SLOWED, Attribution, PueSource, kwh_from_j
 from greentrain.utils import quantities
 from greentrain.utils.files import write_atomic
 from greentrain.utils.version import __version__
@@ -301,7 +305,49 @@ def _device(
         "embodied_g": {k: rate[k] * hours for k in ("low", "mid", "high")} if rate else None,
         "embodied_g_per_h": dict(rate) if rate else None,
         "embodied_note": sensor.get("embodied_note") or "",
+        **state_figures(device.states.values()),
     }
+
+
+def state_figures(states: Iterable[Mapping[str, float]]) -> dict[str, Any]:
+    """Return what drivers told beside power of some phases, or of one on some devices; None where they did not.
+
+    Args:
+        states: Sums of each, with the keys of ``greentrain.ledger.journal.STATE_KEYS``.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for one in states:
+        add_states(found, {"": one})
+    sums = found.get("", {})
+
+    def mean(key: str, known: str) -> float | None:
+        return sums.get(key, 0.0) / sums[known] if sums.get(known, 0.0) > 0 else None
+
+    return {
+        "sm_utilisation": mean("sm_s", "util_s"),
+        "memory_utilisation": mean("memory_s", "util_s"),
+        "utilisation_resolved": mean("whole_s", "util_s"),
+        "temperature_c": mean("c_s", "temp_s"),
+        "max_temperature_c": sums.get("max_c"),
+        "slowed": {why: mean(f"{why}_s", "clocks_s") for why in SLOWED} if sums.get("clocks_s", 0.0) > 0 else None,
+    }
+
+
+def state_text(row: Mapping[str, Any]) -> str:
+    """Return for people what ``state_figures`` found: kernels and memory by time, temperature, and what slows."""
+    parts = []
+    if not row:
+        return ""
+    if row["sm_utilisation"] is not None:
+        blurred = "" if (row["utilisation_resolved"] or 0.0) >= 0.5 else " (blurred)"
+        kernels, memory = (quantities.percent(row[f"{name}_utilisation"]) for name in ("sm", "memory"))
+        parts.append(f"kernels {kernels}, memory {memory} of the time{blurred}")
+    if row["temperature_c"] is not None:
+        parts.append(f"{row['temperature_c']:.0f} \N{DEGREE SIGN}C")
+    slowed = {why: share for why, share in (row["slowed"] or {}).items() if share}
+    if slowed:
+        parts.append("slowed by " + ", ".join(f"{why} {quantities.percent(share)}" for why, share in slowed.items()))
+    return ", ".join(parts)
 
 
 def _bounds(interval: Interval | None) -> dict[str, Any] | None:
@@ -399,6 +445,7 @@ def _phases(
                 "operational_g": sums.phase_g.get(name),
                 **_told(name, told),
                 "clock": _clock(name, gpus),
+                **state_figures(device.states[name] for device in sums.devices.values() if name in device.states),
             }
         )
     return sorted(rows, key=lambda row: -(row["energy_j"] or 0.0))

@@ -12,7 +12,7 @@ from greentrain.report import estimated
 from greentrain.report.charts import short_name
 from greentrain.report.html import headline
 from greentrain.report.plan import plan_texts
-from greentrain.report.summary import gear_table, how_told, pue_text
+from greentrain.report.summary import gear_table, how_told, pue_text, state_text
 from greentrain.utils import quantities
 
 
@@ -101,7 +101,8 @@ def _estimated(summary: Mapping[str, Any]) -> Table:
 
 def _devices(summary: Mapping[str, Any]) -> Table:
     columns = ("Device", "Source", "Energy", "Share", "Mean", "Missing")
-    table = _table("Energy by device", *columns, left=columns[:2])
+    told = any(map(state_text, summary["devices"]))
+    table = _table("Energy by device", *columns, *(["Driver"] if told else []), left=(*columns[:2], "Driver"))
     for device in summary["devices"]:
         provenance = device["provenance"]
         style = {"measured": "green", "modelled": "yellow", "mixed": "yellow"}.get(provenance, "red")
@@ -112,21 +113,23 @@ def _devices(summary: Mapping[str, Any]) -> Table:
             quantities.percent(device["share"]) if device["share"] is not None else "",
             quantities.power(device["mean_power_w"]) if device["mean_power_w"] is not None else "",
             "all" if device["energy_j"] is None else quantities.duration(device["missing_s"] or 0.0),
+            *([state_text(device)] if told else []),
         )
     return table
 
 
 def _phases(summary: Mapping[str, Any]) -> Table:
     columns = ["Phase", "Exclusive", "Share", "Inclusive"]
-    told = any(map(how_told, summary["phases"]))
-    table = _table("Energy by phase", *columns, *(["Told"] if told else []), left=("Phase", "Told"))
+    more = {"Told": how_told, "Driver": state_text}
+    more = {name: text for name, text in more.items() if any(map(text, summary["phases"]))}
+    table = _table("Energy by phase", *columns, *more, left=("Phase", *more))
     for phase in summary["phases"]:
         table.add_row(
             escape(phase["name"]),
             quantities.energy(phase["energy_j"]),
             quantities.percent(phase["share"]) if phase["share"] is not None else "",
             quantities.energy(phase["inclusive_j"]),
-            *([how_told(phase)] if told else []),
+            *(text(phase) for text in more.values()),
         )
     return table
 

@@ -81,7 +81,7 @@ typedef struct {
     int64_t limit_min_mw, limit_max_mw, limit_default_mw, limit_mw, limit_sets, may_set, persistence;
     int64_t limit_enforced_mw, limit_step_mw, obeys_limit, clock_sets, clock_reasons, app_clock_mhz, app_clock_default_mhz;
     int64_t gpu_clock_min_mhz, gpu_clock_max_mhz, memory_clock_min_mhz, memory_clock_max_mhz;
-    int64_t utilisation, temperature_c, memory_total, memory_used, pids, pid[MAX_PIDS];
+    int64_t utilisation, memory_utilisation, temperature_c, memory_total, memory_used, pids, pid[MAX_PIDS];
     int64_t segments;
     segment segment[MAX_SEGMENTS];
     int64_t jumps;
@@ -450,7 +450,7 @@ typedef struct { unsigned gpu, memory; } utilisation;
 API int nvmlDeviceGetUtilizationRates(const char *device, utilisation *out) {
     ENTER(nvmlDeviceGetUtilizationRates, 0);
     out->gpu = (unsigned)g->utilisation;
-    out->memory = (unsigned)g->utilisation / 2;
+    out->memory = (unsigned)g->memory_utilisation;
     return SUCCESS;
 }
 typedef struct { unsigned long long total, free, used; } memory;

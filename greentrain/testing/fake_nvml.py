@@ -85,7 +85,7 @@ _WORDS_AFTER = (
     *("limit_enforced_mw", "limit_step_mw", "obeys_limit", "clock_sets", "clock_reasons"),
     *("app_clock_mhz", "app_clock_default_mhz"),
     *("gpu_clock_min_mhz", "gpu_clock_max_mhz", "memory_clock_min_mhz", "memory_clock_max_mhz"),
-    *("utilisation", "temperature_c", "memory_total", "memory_used", "pids"),
+    *("utilisation", "memory_utilisation", "temperature_c", "memory_total", "memory_used", "pids"),
 )
 
 
@@ -238,6 +238,9 @@ class FakeGpu:
     app_clocks_mhz: tuple[int, int] | None = None
     """Applications clock and its default (MHz); None: not supported, as from CUDA 14 on."""
     utilisation: int = 90
+    """Share of the last sample period in which a kernel ran (%)."""
+    memory_utilisation: int = 45
+    """The same of its memory being read or written (%)."""
     temperature_c: int = 60
     pid: int = 0
     """Process shown on the GPU; 0: none."""
@@ -374,6 +377,8 @@ class FakeDriver:
         limit_w: float | None = None,
         pids: Sequence[int] | None = None,
         clock_reasons: int | None = None,
+        utilisation: tuple[int, int] | None = None,
+        temperature_c: int | None = None,
         may_set: bool | None = None,
         at_s: float | None = None,
     ) -> float:
@@ -390,6 +395,8 @@ class FakeDriver:
             limit_w: An administrator sets this power limit (W), at once.
             pids: Processes shown on the GPU, at once.
             clock_reasons: Why the clocks are as they are, at once.
+            utilisation: Of kernels and of memory (%), at once.
+            temperature_c: Of the chip (degrees Celsius), at once.
             may_set: Whether setters are permitted, at once.
             at_s: Monotonic time of the change (s), LEAD_S from now at the earliest.
 
@@ -419,6 +426,10 @@ class FakeDriver:
             self._show(gpu, pids)
         if clock_reasons is not None:
             gpu.clock_reasons = clock_reasons
+        if utilisation is not None:
+            gpu.utilisation, gpu.memory_utilisation = utilisation
+        if temperature_c is not None:
+            gpu.temperature_c = temperature_c
         if may_set is not None:
             gpu.may_set = may_set
         return when_s
@@ -511,7 +522,8 @@ class FakeDriver:
         gpu.app_clock_mhz, gpu.app_clock_default_mhz = source.app_clocks_mhz or (0, 0)
         gpu.gpu_clock_min_mhz, gpu.gpu_clock_max_mhz = 210, 1410
         gpu.memory_clock_min_mhz, gpu.memory_clock_max_mhz = 1593, 1593
-        gpu.utilisation, gpu.temperature_c = source.utilisation, source.temperature_c
+        gpu.utilisation, gpu.memory_utilisation = source.utilisation, source.memory_utilisation
+        gpu.temperature_c = source.temperature_c
         self._show(gpu, [pid for pid in (source.pid, *source.pids) if pid])
         gpu.memory_total, gpu.memory_used = 80 << 30, 40 << 30
         self._append(gpu, self.epoch_s, source.power)

@@ -12,6 +12,7 @@ import threading
 import time
 import types
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -31,7 +32,7 @@ from greentrain.ledger.totals import Totals
 from greentrain.power import device_clock
 from greentrain.power.sampler import EnergyCurve, Sampler
 from greentrain.report.summary import told_of
-from greentrain.types import Device, DeviceKind, LedgerEntry, PowerSample, Provenance, Sensor, Topology
+from greentrain.types import Device, DeviceKind, DeviceState, LedgerEntry, PowerSample, Provenance, Sensor, Topology
 from greentrain.utils import quantities
 from tests.helpers.child import in_a_child
 from tests.helpers.fake_accelerator import FakeGpu, fake_torch
@@ -307,6 +308,7 @@ class Readings:
     def __init__(self, meter: "Meter", curves: Mapping[str, EnergyCurve], **settings: Any) -> None:
         self._meter, self._curves, self.settings = meter, curves, settings
         self.selected: list[frozenset[str]] = []
+        self.states: deque[DeviceState] = deque()
         self.stopped_s: float | None = None
 
     def start(self) -> None:
@@ -1029,3 +1031,18 @@ def test_of_too_many_marks_devices_count_the_steps_too(bench: Bench, monkeypatch
     run.close("finished")
     groups = [group for entry in bench.records(run, "entry") for group in entry["step_groups"]]
     assert run.ledger.totals.steps == sum(group[0] for group in groups) == 24
+
+
+def test_what_drivers_tell_beside_power_is_in_the_journal_and_is_read_back(bench: Bench) -> None:
+    run = bench.started()
+    for i in range(60):
+        run._sampler.states.append(DeviceState("a", 1000.5 + i, sm=0.5, memory=0.25, slowed=()))
+        bench.passes(run, 1001.0 + i)
+    run.close("finished")
+    told = [record["devices"]["a"].get("states", {}) for record in bench.records(run, "entry")]
+    (phase,) = {name for states in told for name in states}
+    assert sum(states[phase]["util_s"] for states in told if states) == pytest.approx(59.5, abs=0.01)
+    (rank,) = read_run(run.folder).ranks
+    states = rank.sums.devices["a"].states[phase]
+    assert states["sm_s"] / states["util_s"] == pytest.approx(0.5, abs=1e-3) and "thermal_s" not in states
+    assert states["clocks_s"] == pytest.approx(states["util_s"]) and rank.sums.devices["b"].states == {}

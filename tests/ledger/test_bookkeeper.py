@@ -16,7 +16,16 @@ from greentrain.ledger.pue import ConstantPue, PuePoint
 from greentrain.ledger.totals import Totals
 from greentrain.power.phase_power import PhaseFit
 from greentrain.power.sampler import EnergyCurve
-from greentrain.types import Device, DeviceKind, GearUse, LedgerEntry, PowerSample, Provenance, Sensor
+from greentrain.types import (
+    Device,
+    DeviceKind,
+    DeviceState,
+    GearUse,
+    LedgerEntry,
+    PowerSample,
+    Provenance,
+    Sensor,
+)
 from tests.power.phased_device import PhasedDevice, Recording
 
 SIGNAL = ConstantSignal(360.0, zone="test", source="test")
@@ -532,3 +541,26 @@ def test_a_window_beside_a_gap_is_straight_between_ticks() -> None:
             window_s = curve.frontier_s - 0.75, curve.frontier_s - 0.6
             split.append(books.between("gpu", curve, *window_s) != curve.between(*window_s))
     assert split[1] and not split[4], "at 15 s, and at 30 s, less than 5 s behind the gap"
+
+
+def _looked(t_s: float, sm: float, memory: float, temperature_c: float = 50.0) -> DeviceState:
+    return DeviceState("gpu", t_s, sm=sm, memory=memory, temperature_c=temperature_c, slowed=("power",) if sm else ())
+
+
+def test_what_a_driver_tells_beside_power_goes_to_the_phases_of_its_sample_period() -> None:
+    books = _books(Mark(0.0, "begin", "generate", 1), Mark(2.5, "end", "generate", 1), Mark(2.5, "begin", "update", 2))
+    gpu = _curve("gpu", [(0.0, 0.0), (8.0, 800.0)])
+    books.look([_looked(1.0, 0.4, 0.8), _looked(2.0, 0.4, 0.8), _looked(3.0, 0.6, 0.5, 70.0), _looked(4.2, 1.0, 0.2)])
+    first = books.book(3.5, {"gpu": gpu}).devices["gpu"].states
+    assert first["generate"] == pytest.approx(
+        {"util_s": 2.5, "sm_s": 0.8 + 0.3, "memory_s": 1.6 + 0.25, "whole_s": 2.0, "temp_s": 2.5, "c_s": 135.0,
+         "max_c": 70.0, "clocks_s": 2.5, "power_s": 2.5}
+    )  # fmt: skip
+    assert first["update"]["util_s"] == pytest.approx(0.5) and "whole_s" not in first["update"]
+    books.look([DeviceState("gpu", 5.2), DeviceState("gpu", 6.2, sm=0.0, memory=0.0, slowed=())])
+    second = books.book(6.5, {"gpu": gpu}).devices["gpu"].states["update"]
+    assert second == pytest.approx(
+        {"util_s": 2.0, "sm_s": 1.0, "memory_s": 0.2, "whole_s": 2.0, "temp_s": 1.0, "c_s": 50.0, "max_c": 50.0,
+         "clocks_s": 2.0, "power_s": 1.0}
+    ), "the look of 4.2 s began before the last booking, and that of 5.2 s told nothing"  # fmt: skip
+    assert books.book(8.0, {"gpu": gpu}).devices["gpu"].states == {}

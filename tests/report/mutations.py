@@ -4,7 +4,7 @@ import copy
 import json
 import random
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +26,8 @@ def sound(root: Path, which: int) -> Path:
     if which == 0:
         return planned(root, ranks=2, modelled=0.1)
     use = GearUse(energy_j=3000.0, device_s=20.0, seconds=10.0, steps=10, tokens=100)
-    devices = {"GPU-0": device(3000.0), "cpu": device(500.0, Provenance.MODELLED)}
+    told = {"util_s": 3.0, "sm_s": 2.0, "memory_s": 1.0, "temp_s": 3.0, "c_s": 180.0, "max_c": 61.0, "clocks_s": 3.0}
+    devices = {"GPU-0": replace(device(3000.0), states={"forward": told}), "cpu": device(500.0, Provenance.MODELLED)}
     entries = [
         entry(
             T0_S + 10 * i,

@@ -1,20 +1,24 @@
 """The summary says what the journals say, and says unknown where they do."""
 
+import dataclasses
+import io
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from greentrain.errors import RunFolderError
 from greentrain.ledger.reader import read_run
 from greentrain.ledger.totals import Totals
-from greentrain.report import RunReport
+from greentrain.report import RunReport, table
 from greentrain.report.fleet.reading import read_folder
-from greentrain.report.html import provenance_sentence
+from greentrain.report.html import provenance_sentence, render_html
 from greentrain.report.live.follow import RunFollow
-from greentrain.report.summary import how_told, summarize, write_summary
+from greentrain.report.summary import how_told, state_text, summarize, write_summary
 from greentrain.types import Provenance
 from tests.report.run_folders import CPU, DRAM, GPU, T0_S, Folder, device, entry, four_ranks, one_rank, sensor
 
@@ -387,3 +391,33 @@ def test_a_folder_that_cannot_be_written_names_the_remedy(tmp_path: Path) -> Non
         write_summary(_summary(folder), folder)
     assert not list(folder.glob("*.part"))
     assert not list(folder.glob(".*.part"))
+
+
+def test_what_drivers_tell_beside_power_is_there_by_device_and_phase(tmp_path: Path) -> None:
+    folder, part = Folder(tmp_path, "states"), device(1000.0)
+    looks = {
+        "forward": {"util_s": 4.0, "sm_s": 4.0, "memory_s": 3.0, "whole_s": 4.0, "temp_s": 4.0, "c_s": 240.0,
+                    "max_c": 61.0, "clocks_s": 4.0, "power_s": 1.0},
+        "data": {"util_s": 1.0, "temp_s": 1.0, "c_s": 40.0, "max_c": 40.0, "clocks_s": 1.0},
+    }  # fmt: skip
+    told = dataclasses.replace(part, states=looks)
+    folder.rank(0, [GPU, CPU], [entry(T0_S + 10 * i, T0_S + 10 * i + 10, {"GPU-0": told}) for i in range(8)])
+    for most in (None, 2):  # downsampled sums are the same
+        summary = summarize(read_run(folder.path, most=most))
+        (gpu,) = (row for row in summary["devices"] if row["uid"] == "GPU-0")
+        assert (gpu["sm_utilisation"], gpu["memory_utilisation"]) == pytest.approx((0.8, 0.6))
+        assert (gpu["temperature_c"], gpu["max_temperature_c"]) == (56.0, 61.0)
+        assert gpu["slowed"] == {"thermal": 0.0, "power": pytest.approx(0.2), "brake": 0.0}
+        rows = {row["name"]: row for row in summary["phases"]}
+        assert (rows["forward"]["sm_utilisation"], rows["forward"]["memory_utilisation"]) == (1.0, 0.75)
+        assert (rows["data"]["sm_utilisation"], rows["data"]["utilisation_resolved"]) == (0.0, 0.0)
+        assert rows["backward"]["sm_utilisation"] is None and rows["backward"]["slowed"] is None, "unknown is never 0"
+        (cpu,) = (row for row in summary["devices"] if row["uid"] == CPU["uid"])
+        assert state_text(cpu) == "" and cpu["temperature_c"] is None
+    text = "kernels 100 %, memory 75.0 % of the time, 60 \N{DEGREE SIGN}C, slowed by power 25.0 %"
+    assert state_text(rows["forward"]).replace("\N{THIN SPACE}", " ") == text
+    console = Console(width=250, file=io.StringIO())
+    console.print(table.render(summary))
+    page = render_html(summary, None)
+    for shown in (console.file.getvalue(), re.sub(r"\s|&nbsp;", " ", page)):  # type: ignore[attr-defined]
+        assert "kernels 100" in shown and "no occupancy" in page

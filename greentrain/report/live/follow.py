@@ -315,7 +315,7 @@ def _rank(shot: Snapshot, state: RankState, status: str, draws: bool) -> RankNow
         booked_unix_s=state.booked_unix_s,
         power_w=sum(powers) if draws and powers else None,
         steps=shot.steps,
-        devices=shot.devices if draws else [replace(device, power_w=None) for device in shot.devices],
+        devices=shot.devices if draws else [replace(device, power_w=None, states={}) for device in shot.devices],
     )
 
 

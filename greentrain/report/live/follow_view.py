@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from greentrain.report.live.follow import RunNow
+from greentrain.report.summary import state_text
 from greentrain.utils import quantities
 from greentrain.utils.display import Plain, one_line
 
@@ -141,7 +142,7 @@ def _devices(now: RunNow) -> Table:
             one_line(device.name or device.uid),
             "" if device.power_w is None else quantities.power(device.power_w),
             quantities.joules(device.energy_j),
-            device.provenance + missing,
+            ", ".join(filter(None, (device.provenance + missing, state_text(device.states.get("", {}))))),
         ]
         table.add_row(*map(Text, cells))
     if len(rows) > MOST_DEVICES:

@@ -95,6 +95,15 @@ class Otel:
             (counter, "energy", "J", "IT energy of the run", _energy),
             (counter, "sensor.missing", "s", "Time in which a device's energy was not known", self._missing_of),
             *((gauge, f"sensor.{tick}", "s", told, _told(key)) for tick, key, told in TICKS),
+            (
+                gauge,
+                "utilisation",
+                "1",
+                "Share of the time in which a kernel ran, or memory was accessed",
+                _utilisations,
+            ),
+            (gauge, "temperature", "Cel", "Of a device, mean of the last booked interval", _temperatures),
+            (counter, "slowed", "s", "Time in which a device's clocks were held down", _slowed),
             (gauge, "phase.error", "1", "Standard error of a phase's energy over it", _phase_errors),
             (counter, "emissions", "g", "CO2e of the run", _emissions),
             (counter, "steps", "{step}", "Optimizer steps", lambda now: [(now.steps, {})]),
@@ -145,6 +154,21 @@ def _phase_errors(now: Snapshot) -> Points:
         (error, {**_of(device), "greentrain.phase": phase, "greentrain.attribution": how})
         for device, phase, how, error in now.phase_errors
     ]
+
+
+def _utilisations(now: Snapshot) -> Points:
+    return [
+        (share, {**_of(device), "greentrain.phase": phase, "greentrain.utilisation": of})
+        for device, phase, of, share in now.utilisations
+    ]
+
+
+def _temperatures(now: Snapshot) -> Points:
+    return [(celsius, _of(device)) for device, celsius in now.temperatures]
+
+
+def _slowed(now: Snapshot) -> Points:
+    return [(seconds, {**_of(device), "greentrain.reason": why}) for device, why, seconds in now.slowed]
 
 
 def _emissions(now: Snapshot) -> Points:

@@ -80,6 +80,14 @@ class SnapshotMetrics:
         for name, key, text in TICKS:
             ticks = [([*job, d.uid, d.kind], d.told.get(key)) for d in firsts]
             yield _gauge(f"sensor_{name}_seconds", f"{text}.", ticks, _DEVICE[:4])
+        busy = [([*job, d.uid, phase, of], share) for d, phase, of, share in now.utilisations]
+        text = "Share of the last booked interval in which a kernel ran (sm) or memory was accessed; no occupancy."
+        yield _gauge("utilisation_ratio", text, busy, (*_JOB, "device", "phase", "of"))
+        warm = [([*job, d.uid, d.kind], celsius) for d, celsius in now.temperatures]
+        yield _gauge("temperature_celsius", "Of a device, mean of the last booked interval.", warm, _DEVICE[:4])
+        slowed = [([*job, d.uid, why], seconds) for d, why, seconds in now.slowed]
+        text = "Time in which a device's clocks were held down: thermal, power or brake."
+        yield _counter("slowed_seconds", text, slowed, (*_JOB, "device", "reason"))
         errors = [([*job, d.uid, phase, how], error) for d, phase, how, error in now.phase_errors]
         text = "Standard error of a phase's energy over it: resolved, regressed, or blurred, which is not told."
         yield _gauge("phase_error_ratio", text, errors, (*_JOB, "device", "phase", "attribution"))

@@ -49,6 +49,8 @@ class RankState:
         """The latest ``open`` record: run id, rank, host, pid."""
         self.power_w: dict[str, float] = {}
         """Mean over the last booked interval, by device uid (W)."""
+        self.states: dict[str, Mapping[str, Mapping[str, float]]] = {}
+        """What drivers told beside power in it, by device uid and phase (``greentrain.ledger.journal.STATE_KEYS``)."""
         self.carbon: Mapping[str, Any] | None = None
         """Of the last entry: g_per_kwh, zone, kind, basis, source."""
         self.pue: tuple[float, str] | None = None
@@ -128,7 +130,7 @@ class RankState:
             if record["kind"] == "entry":
                 self._entry(record)
             elif record["kind"] == "open":
-                self.opened, self.power_w = record, {}
+                self.opened, self.power_w, self.states = record, {}, {}
                 self.recent.clear()
         except WRONG_DATA:
             return
@@ -158,6 +160,7 @@ class RankState:
         elif len(gears) == 1:
             self.gear = gears[0]
         entry = entry_from_json(record)
+        self.states = {uid: device.states for uid, device in entry.devices.items() if device.states}
         self.recent.append(entry)
         while self.recent and self.recent[0].t1_unix_s < entry.t1_unix_s - RECENT_S:
             self.recent.popleft()

@@ -5,8 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from greentrain.carbon.replayed import GridTime
+from greentrain.ledger.totals import DeviceSums
 from greentrain.report.live.rank_state import RankState, SavedGrams
-from greentrain.types import J_PER_KWH
+from greentrain.report.summary import state_figures
+from greentrain.types import J_PER_KWH, SLOWED
 
 OFF: Final = "off"
 TICKS: Final = (
@@ -52,6 +54,11 @@ class DeviceNow:
     """Power limit as a share of the one found; None where the run sets none."""
     limit_w: float | None = None
     """The same (W); None where the run sets none, or sets it on several GPUs at once."""
+    states: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By phase of the last booked interval, and of all of it under "", what its driver told beside power, as
+    ``state_figures``."""
+    slowed_s: Mapping[str, float] = field(default_factory=dict)
+    """By what held its clocks down, for how long in this run (s)."""
     told: Mapping[str, Any] = field(default_factory=dict)
     """What its counter's ticks tell of phases, as ``BelowTheTick.told``; empty where they tell nothing yet."""
 
@@ -133,6 +140,27 @@ class Snapshot:
     def by_uid(self) -> dict[str, DeviceNow]:
         """One record a device: with its provenance of now, its missing time and its limit."""
         return {device.uid: device for device in reversed(self.devices)}
+
+    @property
+    def utilisations(self) -> Iterator[tuple[DeviceNow, str, str, float | None]]:
+        """Each device and phase whose driver tells it: ``sm`` or ``memory``, and its share of the time."""
+        for device in self.by_uid.values():
+            for phase, row in device.states.items():
+                for of in ("sm", "memory") if phase else ():
+                    yield device, phase, of, row[f"{of}_utilisation"]
+
+    @property
+    def temperatures(self) -> Iterator[tuple[DeviceNow, float | None]]:
+        """Each device and its temperature in the last booked interval (degrees Celsius)."""
+        for device in self.by_uid.values():
+            yield device, device.states.get("", {}).get("temperature_c")
+
+    @property
+    def slowed(self) -> Iterator[tuple[DeviceNow, str, float]]:
+        """Each device, what held its clocks down, and for how long (s)."""
+        for device in self.by_uid.values():
+            for why, seconds in device.slowed_s.items():
+                yield device, why, seconds
 
     @property
     def phase_errors(self) -> Iterator[tuple[DeviceNow, str, str, float | None]]:
@@ -222,7 +250,8 @@ def _devices(rank: RankState, power_w: Mapping[str, float], caps: PowerLimits | 
     keys += [(uid, "missing") for uid in sorted(set(missing_s) - {uid for uid, _ in keys})]
     out, told = [], set()
     for uid, provenance in keys:
-        sensor = sensors.get(uid, {})
+        sensor, looked = sensors.get(uid, {}), rank.states.get(uid, {})
+        whole = rank.books.sums.devices.get(uid, DeviceSums()).states.values()
         share = limit_w = None
         first, now = uid not in told, provenance == str(sensor.get("provenance"))
         told.add(uid)
@@ -240,6 +269,13 @@ def _devices(rank: RankState, power_w: Mapping[str, float], caps: PowerLimits | 
                 missing_s=missing_s.get(uid, 0.0) if first else 0.0,
                 limit_share=share,
                 limit_w=limit_w,
+                states={phase: state_figures([sums]) for phase, sums in looked.items()}
+                | ({"": state_figures(looked.values())} if looked else {}),
+                slowed_s={
+                    why: sum(sums.get(f"{why}_s", 0.0) for sums in whole)
+                    for why in SLOWED
+                    if any(sums.get("clocks_s", 0.0) > 0 for sums in whole)
+                },
                 told=rank.books.told.get(uid, {}),
             )
         )

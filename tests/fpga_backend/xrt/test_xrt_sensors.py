@@ -1,3 +1,4 @@
+import contextlib
 import math
 import threading
 import time
@@ -9,6 +10,7 @@ import pytest
 from greentrain.errors import MeterError
 from greentrain.fpga_backend.xrt import pci
 from greentrain.fpga_backend.xrt.sensors import CardMeter, Hwmon, meter_of
+from greentrain.power.detect import Borrowed
 from greentrain.testing.meter_contract import MeterContract
 from greentrain.types import Device, DeviceKind, PowerMeter, Provenance
 
@@ -236,3 +238,19 @@ def test_a_card_of_the_table_draws_at_most_what_its_cooling_is_laid_out_for() ->
         meter = CardMeter(device, None, note="no driver")
         assert [s.limit_w for s in meter.sensors] == [limit_w]
         meter.close()
+
+
+def test_the_hottest_of_board_and_chip_is_told_beside_the_power(tmp_path: Path) -> None:
+    folder = hwmon(tmp_path, value="23500000")
+    with contextlib.closing(CardMeter(CARD, Hwmon(tmp_path))) as meter:
+        assert [state.temperature_c for state in meter.states()] == [None], "no file, no temperature"
+    for number, (value, more) in enumerate(
+        [("41000", {}), ("67", {"unitm": "0"}), ("99", {"unitm": "0", "status": "Sensor Not Present"})], start=1
+    ):
+        (folder / f"temp{number}_input").write_text(value)
+        for what, text in more.items():
+            (folder / f"temp{number}_{what}").write_text(text)
+    with contextlib.closing(CardMeter(CARD, Hwmon(tmp_path))) as meter:
+        (state,) = Borrowed(meter).states()
+        assert (state.device_uid, state.temperature_c, state.sm, state.slowed) == (CARD.uid, 67.0, None, None)
+    assert meter.states() == [], "closed"

@@ -1,6 +1,7 @@
 """A run that goes on, seen from outside: by its files alone, while it trains, when it ends, and when it is killed."""
 
 import contextlib
+import io
 import json
 import os
 import pty
@@ -15,6 +16,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from greentrain.report.live.follow import RunFollow, RunNow, find_run
 from greentrain.report.live.follow_view import final_line, frame, line
 from greentrain.types import Topology
 from tests.helpers.flat_meter import FlatMeter
+from tests.report.run_folders import GPU, Folder, device, entry
 
 SIGNAL = ConstantSignal(360.0, zone="test", source="test")
 JOB = """
@@ -377,3 +380,14 @@ def test_a_long_run_is_read_once(tmp_path: Path) -> None:
     assert follow.look().steps == first.steps
     again_s = time.process_time() - start_s
     assert again_s < first_s / 20, (size, first_s, again_s)
+
+
+def test_the_picture_has_what_drivers_tell_beside_power(tmp_path: Path) -> None:
+    folder, told = Folder(tmp_path, "busy"), {"util_s": 4.0, "sm_s": 2.0, "clocks_s": 4.0, "thermal_s": 1.0}
+    part, t_s = replace(device(1000.0), states={"forward": told}), time.time()
+    folder.rank(0, [GPU], [entry(t_s - 10, t_s, {"GPU-0": part})], reason=None, t_s=t_s)
+    now = RunFollow(folder.path).look()
+    console = Console(width=200, file=io.StringIO())
+    console.print(frame(now))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert now.status == "running" and "kernels 50" in shown and "slowed by thermal 25" in shown, shown

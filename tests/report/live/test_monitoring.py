@@ -23,6 +23,7 @@ from greentrain.config.schema import PrometheusConfig
 from greentrain.report.live.prometheus import Page, SnapshotMetrics
 from greentrain.report.live.rank_state import SavedGrams
 from greentrain.report.live.snapshot import DeviceNow, PlanNow, Snapshot
+from greentrain.report.summary import state_figures
 from tests.helpers.ports import free_port
 from tests.report.live.shown import planned, until
 
@@ -31,11 +32,13 @@ FILES = resources.files("greentrain.report.live")
 DASHBOARD = json.loads(FILES.joinpath("dashboard.json").read_text(encoding="utf-8"))
 ALERTS = FILES.joinpath("alerts.yaml").read_text(encoding="utf-8")
 RULES = {rule["alert"]: rule for group in yaml.safe_load(ALERTS)["groups"] for rule in group["rules"]}
+BUSY = state_figures([{"util_s": 10.0, "sm_s": 9.0, "memory_s": 4.0, "temp_s": 1.0, "c_s": 61.0, "max_c": 61.0}])
 FULL = Snapshot(
     run_id="full", name="full", rank=0, world_size=2, host="h", t_unix_s=1.0, booked_unix_s=1.0, duration_s=1.0,
     devices=(
         DeviceNow(uid="g", name="G", kind="gpu", provenance="measured", energy_j=1.0, power_w=1.0, limit_share=0.8,
-                  limit_w=560.0,
+                  limit_w=560.0, slowed_s={"power": 2.0},
+                  states={"": BUSY, "forward": {**BUSY, "sm_utilisation": 0.5}},
                   told={"tick_s": 0.1, "sees_s": 0.025, "late_s": 0.003,
                         "phases": {"forward": {"how": "regressed", "error": 0.01, "w": 300.0}}}),
     ),

@@ -57,7 +57,7 @@ def test_instruments_have_units_and_the_resource_names_the_job(monkeypatch: pyte
         "energy": "J", "power": "W", "power.limit": "W", "sensor.missing": "s", "emissions": "g", "saved": "g",
         "carbon.intensity": "g/(kW.h)", "pue": "1", "gear": "1", "plan.paused": "1", "steps": "{step}",
         "tokens": "{token}", "samples": "{sample}", "sensor.tick": "s", "sensor.seen": "s", "sensor.late": "s",
-        "phase.error": "1",
+        "phase.error": "1", "utilisation": "1", "temperature": "Cel", "slowed": "s",
     }  # fmt: skip
     (point,) = metrics["greentrain.energy"].data.data_points
     assert metrics["greentrain.energy"].data.is_monotonic and point.value == 1.0
@@ -68,6 +68,8 @@ def test_instruments_have_units_and_the_resource_names_the_job(monkeypatch: pyte
     assert errors["forward"].attributes["greentrain.attribution"] == told["phases"]["forward"]["how"]
     (seen,) = metrics["greentrain.sensor.seen"].data.data_points
     assert seen.value == told["sees_s"] and seen.attributes["greentrain.device.kind"] == "gpu"
+    busy = {p.attributes["greentrain.utilisation"]: p.value for p in metrics["greentrain.utilisation"].data.data_points}
+    assert busy == {"sm": 0.5, "memory": 0.4}
     otel.close()
     otel.close()
     monkeypatch.setenv("OTEL_SERVICE_NAME", "llm")

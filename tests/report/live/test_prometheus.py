@@ -1,6 +1,7 @@
 """What Prometheus reads of a running job: the books' figures, no sample for what nobody knows, and only who may."""
 
 import json
+import re
 import shutil
 import stat
 import subprocess
@@ -9,7 +10,7 @@ import textwrap
 import time
 import urllib.error
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ pytest.importorskip("prometheus_client", reason="the extra 'export' is not insta
 
 from greentrain.config.schema import PrometheusConfig
 from greentrain.errors import ConfigError, GreenTrainWarning
+from greentrain.ledger.journal import entry_to_json
 from greentrain.report.live.exporting import Exporter, Exporting
 from greentrain.report.live.prometheus import Page, SnapshotMetrics, Textfile
 from greentrain.report.live.rank_state import RankState
@@ -27,6 +29,7 @@ from greentrain.types import CarbonPoint, Topology
 from tests.helpers.flat_meter import FlatMeter
 from tests.helpers.ports import free_port
 from tests.report.live.shown import page, planned, samples, session, until, value
+from tests.report.run_folders import GPU, T0_S, device, entry
 
 PROMTOOL = shutil.which("promtool")
 BARE = Snapshot(run_id="r", name="n", rank=0, world_size=1, host="h", t_unix_s=0.0)
@@ -377,3 +380,28 @@ def test_it_says_what_a_sensor_sees_and_how_phases_are_told() -> None:
     assert found["greentrain_sensor_tick_seconds"][1] == 0.1 and found["greentrain_sensor_late_seconds"][1] == 0.003
     labels, error = found["greentrain_phase_error_ratio"]
     assert (labels["device"], labels["phase"], labels["attribution"], error) == ("GPU-0", "forward", "regressed", 0.01)
+
+
+def test_it_says_what_a_driver_tells_beside_power() -> None:
+    state = RankState()
+    state.add({"kind": "open", "rank": 0, "run_id": "r", "world_size": 1, "host": "h", "sensors": [GPU]})
+    told = {"forward": {"util_s": 4.0, "sm_s": 2.0, "temp_s": 4.0, "c_s": 200.0, "clocks_s": 4.0, "thermal_s": 1.0}}
+    for i in range(2):
+        part = replace(device(1000.0), states=told if i else {"data": {"clocks_s": 2.0, "thermal_s": 2.0}})
+        state.add(entry_to_json(entry(T0_S + 10 * i, T0_S + 10 * i + 10, {"GPU-0": part})))
+    metrics = SnapshotMetrics()
+    metrics.update(snapshot_of(state, {}, t_unix_s=T0_S + 21))
+    found = {
+        (sample.name, *sorted(sample.labels.values())): sample.value
+        for family in metrics.collect()
+        for sample in family.samples
+        if re.search("utilisation|temperature|slowed", sample.name)
+    }
+    assert found == {
+        ("greentrain_utilisation_ratio", "0", "GPU-0", "forward", "r", "sm"): 0.5,
+        ("greentrain_utilisation_ratio", "0", "GPU-0", "forward", "memory", "r"): 0.0,
+        ("greentrain_temperature_celsius", "0", "GPU-0", "gpu", "r"): 50.0,
+        ("greentrain_slowed_seconds_total", "0", "GPU-0", "r", "thermal"): 3.0,
+        ("greentrain_slowed_seconds_total", "0", "GPU-0", "power", "r"): 0.0,
+        ("greentrain_slowed_seconds_total", "0", "GPU-0", "brake", "r"): 0.0,
+    }
