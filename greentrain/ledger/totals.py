@@ -6,7 +6,7 @@ it the entries of journals and ask it for sums. ``Totals`` is what it comes to, 
 
 import copy
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -447,6 +447,83 @@ _OF_TOTALS: Final = (
     "samples",
 )  # fmt: skip
 _NUMBERS: Final = (*_OF_TOTALS, "priced_facility_j", "unstated_g", "gap_count")
+
+
+UNTOLD_SHARE: Final = 0.1
+"""Share of device time without knowledge from which on no quotient is made of a stage's joules: they are too few."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageUse:
+    """What the devices of one kind used in one stage: any phase of a run, as an RLHF step's generation or reward."""
+
+    stage: str
+    """Name of the phase; its time and joules are exclusive of phases inside it."""
+    kind: str
+    """As ``gpu``, ``cpu``, ``fpga``."""
+    energy_j: float | None = None
+    """Known energy (J); None where no device of the kind was read or modelled."""
+    provenance: str = MISSING
+    """``measured``, ``modelled``, ``mixed`` or ``missing``."""
+    missing_share: float = 1.0
+    """Share of the time of these devices, in all stages, of which nothing is known."""
+    seconds: float = 0.0
+    """Wall time of the stage, of the rank with most of it (s)."""
+    tokens: int = 0
+    """Tokens of the whole run, all ranks: what a stage costs is told by what comes of it."""
+
+    @property
+    def told_j(self) -> float | None:
+        """The energy where enough of it is known to divide it by something (J)."""
+        return self.energy_j if self.missing_share <= UNTOLD_SHARE else None
+
+    @property
+    def j_per_token(self) -> float | None:
+        """The Energy Density Index of EcoRL-Sched (J/token); None where joules or tokens are not known."""
+        return None if self.told_j is None or not self.tokens else self.told_j / self.tokens
+
+    @property
+    def mean_power_w(self) -> float | None:
+        """Mean power of all these devices while a rank was in the stage (W)."""
+        return None if self.told_j is None or self.seconds <= 0 else self.told_j / self.seconds
+
+
+def stage_uses(ranks: Iterable[tuple[EntrySums, Mapping[str, Mapping[str, Any]]]]) -> list[StageUse]:
+    """Return what each kind of device used in each stage, the stage and then the kind with most joules first.
+
+    What earlier parts of a run used whose journals are not here is in none of it, nor are their tokens.
+
+    Args:
+        ranks: Of each rank the sums over its entries, and the latest record of each of its sensors by device uid.
+    """
+    kinds: dict[str, DeviceSums] = {}
+    seconds: dict[str, float] = {}
+    tokens = 0
+    for sums, sensors in ranks:
+        tokens += sums.tokens
+        seconds |= {name: max(s, seconds.get(name, 0.0)) for name, s in sums.phase_s.items()}
+        for uid, device in sums.devices.items():
+            kinds.setdefault(str(sensors.get(uid, {}).get("kind")), DeviceSums()).merge(device)
+    found = []
+    for kind, device in kinds.items():
+        ways = [name for name, part in device.known.items() if part.energy_j] or list(device.known)
+        share = max(device.missing_s or 0.0, 0.0) / device.booked_s if device.booked_s > 0 else 0.0
+        found += [
+            StageUse(
+                stage=stage,
+                kind=kind,
+                energy_j=device.phases.get(stage) if ways else None,
+                provenance=MISSING if not ways else ways[0] if len(ways) == 1 else "mixed",
+                missing_share=share if ways else 1.0,
+                seconds=seconds.get(stage, 0.0),
+                tokens=tokens,
+            )
+            for stage in (device.phases if ways else seconds)
+        ]
+    joules: dict[str, float] = {}
+    for use in found:
+        joules[use.stage] = joules.get(use.stage, 0.0) + (use.energy_j or 0.0)
+    return sorted(found, key=lambda use: (-joules[use.stage], use.stage, -(use.energy_j or 0.0), use.kind))
 
 
 def _add(sums: dict[Any, float], more: Mapping[Any, float]) -> None:

@@ -125,6 +125,8 @@ class RunIntervals:
     """Of operational and embodied grams together."""
     devices: Mapping[Place, Pair] = field(default_factory=dict)
     phases: Mapping[str, Pair] = field(default_factory=dict)
+    stages: Mapping[tuple[str, str], Interval] = field(default_factory=dict)
+    """Of the energy (J) by phase and kind of device."""
     notes: Sequence[str] = ()
     """Why bounds are not known, in whole sentences."""
 
@@ -147,6 +149,7 @@ def intervals(ranks: Sequence[RankBooks | RankRecord], *, parts: bool = True) ->
         for uid, sensor in rank.sensors.items():
             known[host, uid] = sensor, rank.told.get(uid, {}), rank.shared.get(uid, {}), len(rank.opens)
     whole, devices, phases = _Figure(), dict[Place, _Figure](), dict[str, _Figure]()
+    stages: dict[tuple[str, str], _Figure] = {}
     for place, device in sums.devices.items():
         facts = known.get(place, ({}, {}, {}, 1))
         devices[place] = _device(place, device, facts, sums.phase_s, notes)
@@ -154,6 +157,7 @@ def intervals(ranks: Sequence[RankBooks | RankRecord], *, parts: bool = True) ->
         split = _phases(place, device, devices[place], facts, sums.phase_s) if parts else {}
         for name, part in split.items():
             phases.setdefault(name, _Figure()).plus(part)
+            stages.setdefault((name, str(facts[0].get("kind"))), _Figure()).plus(part)
     if whole.value <= 0:
         return RunIntervals(notes=notes)
     if any(seconds > 0 for rank in ranks for seconds in rank.carried.missing_s.values()):
@@ -191,6 +195,7 @@ def intervals(ranks: Sequence[RankBooks | RankRecord], *, parts: bool = True) ->
         emissions_g=None if emissions is None else emissions.interval(),
         devices=by_device,
         phases={name: pair(figure, sums.phase_g.get(name, 0.0)) for name, figure in phases.items()},
+        stages={key: figure.interval() for key, figure in stages.items()},
         notes=list(dict.fromkeys(notes)),
     )
 

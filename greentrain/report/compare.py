@@ -33,7 +33,7 @@ _INTERVALS: Final = {
     "emissions": ("carbon", "emissions_interval_g", quantities.MASS),
     "electricity's emissions": ("carbon", "operational_interval_g", quantities.MASS),
 }
-_HEADS = {"total": "", "gear": "energy per token by gear: "}
+_HEADS = {"total": "", "gear": "energy per token by gear: ", "stage": "energy per token: ", "power": "mean power: "}
 _FAR = 0.02
 """Relative difference from which a share or factor is worth a caveat."""
 
@@ -66,8 +66,9 @@ def compare(summaries: Sequence[Mapping[str, Any]]) -> Comparison:
 
     Returns:
         ``names``; ``sentences``, the relation of each later run to the first in words; ``rows``, of name, section
-        (total, phase, device kind, or gear, whose values are J/token), values, texts and ratios to the first (null
-        where unknown), and of some the 90 % ``intervals``; ``caveats``, why a ratio may not mean what it seems to.
+        (total, phase, device kind; gear, or stage on a kind of device, whose values are J/token; power of such a one),
+        values, texts and ratios to the first (null where unknown), and of some the 90 % ``intervals``; ``caveats``, why
+        a ratio may not mean what it seems to.
 
     Raises:
         GreenTrainError: Fewer than two runs.
@@ -86,6 +87,7 @@ def compare(summaries: Sequence[Mapping[str, Any]]) -> Comparison:
     rows += _by(summaries, "phase", "phases", "name")
     rows += _by(summaries, "device kind", "devices", "kind")
     rows += _by_gear(summaries)
+    rows += _by_stage(summaries)
     return Comparison(
         {
             "names": [chr(ord("A") + i) if i < 26 else str(i + 1) for i in range(len(summaries))],
@@ -129,6 +131,20 @@ def _by_gear(summaries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         row = _row("gear", name, [gears.get(name) for gears in found], quantities.joules)
         row["texts"] = [text if name in gears else "not used" for text, gears in zip(row["texts"], found, strict=True)]
         rows.append(row)
+    return rows
+
+
+def _by_stage(summaries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    keys = dict.fromkeys((row["stage"], row["kind"]) for summary in summaries for row in summary["stages"])
+    rows = []
+    for section, key, text in (
+        ("stage", "j_per_token", quantities.joules),
+        ("power", "mean_power_w", quantities.power),
+    ):
+        found = [{(row["stage"], row["kind"]): row[key] for row in summary["stages"]} for summary in summaries]
+        rows += [
+            _row(section, f"{stage} on {kind}", [f.get((stage, kind)) for f in found], text) for stage, kind in keys
+        ]
     return rows
 
 

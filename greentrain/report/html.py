@@ -10,10 +10,10 @@ from greentrain.report import charts, estimated, svg
 from greentrain.report.plan import DECISION, plan_texts
 from greentrain.report.plan_chart import plan_chart
 from greentrain.report.series import RunSeries
-from greentrain.report.summary import gear_table, how_told, profiled, pue_text, state_text
+from greentrain.report.summary import gear_table, how_told, profiled, pue_text, stage_table, state_text
 from greentrain.utils import quantities
 
-_KIND_NAMES: Final = {"gpu": "GPU", "cpu": "CPU", "dram": "memory", "fpga": "FPGA", "node": "whole node"}
+KIND_NAMES: Final = {"gpu": "GPU", "cpu": "CPU", "dram": "memory", "fpga": "FPGA", "node": "whole node"}
 MAX_EVENTS: Final = 24
 MAX_SHIFTS: Final = 12
 """Events, and shifts of gears among them, that are listed; summary.json has more."""
@@ -66,6 +66,8 @@ def render_html(summary: Mapping[str, Any], series: RunSeries | None) -> str:
         estimate=estimated.rows(summary),
         estimate_scope=estimated.scope(summary) if summary.get("estimate") else "",
         gears=gear_table(summary),
+        stages=stage_table(summary),
+        kind_names=KIND_NAMES,
         profiled=profiled(summary),
         events=_shown_events(summary),
         width=svg.WIDTH,
@@ -171,7 +173,7 @@ def _dominates(summary: Mapping[str, Any]) -> dict[str, str]:
     kinds: dict[str, float] = {}
     for device in summary["devices"]:
         if device["energy_j"]:
-            name = _KIND_NAMES.get(device["kind"], device["kind"] or "other")
+            name = KIND_NAMES.get(device["kind"], device["kind"] or "other")
             kinds[name] = kinds.get(name, 0.0) + device["energy_j"]
     ordered = sorted(kinds.items(), key=lambda item: -item[1])
     return {

@@ -23,6 +23,9 @@ phases                  exclusive (sums to the whole) and inclusive energy, seco
                         sm_utilisation, memory_utilisation: share of the time in which a kernel ran, or memory was
                         read or written, as the driver tells it of its sample periods, not occupancy;
                         utilisation_resolved: share of these periods that lay in the phase as a whole; temperature_c
+stages                  by phase and kind of device: energy, mean watts while a rank was in it, joules per token of
+                        the run (the Energy Density Index) with j_per_token_interval, per sample and per step; none
+                        where more than a tenth of the devices' time is missing
 hosts, ranks            the same energy by place
 carbon                  operational (location, market), embodied low/mid/high, emissions_g, CUE, intensity, sources;
                         operational_interval_g, emissions_interval_g
@@ -67,8 +70,8 @@ from greentrain.ledger.journal import ATTRIBUTION, CLOCKS, SHARED, WRONG_DATA, a
 from greentrain.ledger.reader import RankRecord, RunRecord
 from greentrain.ledger.run_folder import ESTIMATE
 from greentrain.ledger.sci import sci_scores, scope2
-from greentrain.ledger.totals import DeviceSums, EntrySums, Totals
-from greentrain.ledger.uncertainty import Interval, intervals
+from greentrain.ledger.totals import DeviceSums, EntrySums, Totals, stage_uses
+from greentrain.ledger.uncertainty import Interval, RunIntervals, intervals
 from greentrain.policy.action_table import ActionTable
 from greentrain.report.estimated import estimated
 from greentrain.report.plan import DECISION, plan_figures
@@ -114,12 +117,13 @@ def summarize(record: RunRecord, *, series: RunSeries | None = None, now_unix_s:
     carbon = carbon_figures(record, totals, sums, energy)
     work = work_figures(wall_s, totals, energy, carbon)
     gears = gear_rows(by_rank, totals, sums, energy["energy_j"])
+    within = intervals(record.ranks)
+    stages = _stages(record, within, sums)
     work["mixed"] = _is_mixed(record, by_rank)
-    for figures in [work, *gears] if work["mixed"] else ():
+    for figures in [work, *gears, *stages] if work["mixed"] else ():
         figures.update(dict.fromkeys([key for key in figures if "token" in key or "sample" in key]))
     booked_by = _booked_by(record)
     told = {(rank.rank, uid): event for rank in record.ranks for uid, event in rank.told.items()}
-    within = intervals(record.ranks)
     energy |= {"interval_j": _bounds(within.total[0]), "interval_notes": list(within.notes)}
     carbon["operational_interval_g"] = _bounds(within.total[1])
     carbon["emissions_interval_g"] = _bounds(within.emissions_g)
@@ -152,6 +156,7 @@ def summarize(record: RunRecord, *, series: RunSeries | None = None, now_unix_s:
         "power": power_figures(wall_s, energy, series),
         "devices": devices,
         "phases": phases,
+        "stages": stages,
         "completeness": completeness(devices, energy),
         "hosts": _hosts(record, sums),
         "ranks": [_rank(rank, part, now_s) for rank, part in zip(record.ranks, by_rank, strict=True)],
@@ -449,6 +454,60 @@ def _phases(
             }
         )
     return sorted(rows, key=lambda row: -(row["energy_j"] or 0.0))
+
+
+def _stages(record: RunRecord, within: RunIntervals, sums: EntrySums) -> list[dict[str, Any]]:
+    rows = []
+    steps = max((rank.sums.steps for rank in record.ranks), default=0)
+    for use in stage_uses((rank.sums, rank.sensors) for rank in record.ranks):
+        interval = within.stages.get((use.stage, use.kind))
+        low, high = (None, None) if interval is None or use.j_per_token is None else (interval.low, interval.high)
+        rows.append(
+            {
+                "stage": use.stage,
+                "kind": use.kind,
+                "energy_j": use.energy_j,
+                "interval_j": _bounds(interval),
+                "provenance": use.provenance,
+                "missing_share": use.missing_share,
+                "seconds": use.seconds,
+                "mean_power_w": use.mean_power_w,
+                "j_per_token": use.j_per_token,
+                "j_per_token_interval": {"low": ratio(low, use.tokens), "high": ratio(high, use.tokens)},
+                "j_per_sample": ratio(use.told_j, sums.samples),
+                "j_per_step": ratio(use.told_j, steps),
+            }
+        )
+    return rows
+
+
+def stage_table(summary: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what tables show of the stages: kinds of device, and a row for each stage with a text for each kind.
+
+    None where nothing is known by token, sample or step, or there is one stage on one kind of device alone.
+    """
+    found = {(row["stage"], row["kind"]): row for row in summary.get("stages") or ()}
+    one = next((one for one in ("token", "sample", "step") if any(row[f"j_per_{one}"] for row in found.values())), None)
+    if one is None or len(found) < 2:
+        return None
+    stages, kinds = (list(dict.fromkeys(key[i] for key in found)) for i in (0, 1))
+
+    def text(stage: str, kind: str) -> str:
+        row = found.get((stage, kind))
+        if row is None:
+            return ""
+        if row[f"j_per_{one}"] is None:
+            return row["provenance"] if row["energy_j"] is None else "partly missing"
+        within = row["j_per_token_interval"] if one == "token" else None
+        return quantities.between(row[f"j_per_{one}"], within, quantities.JOULE)
+
+    return {
+        "unit": one,
+        "kinds": [
+            (kind, ", ".join({found[s, k]["provenance"]: None for s, k in found if k == kind})) for kind in kinds
+        ],
+        "rows": [(stage, [text(stage, kind) for kind in kinds]) for stage in stages],
+    }
 
 
 def _hosts(record: RunRecord, sums: EntrySums) -> list[dict[str, Any]]:

@@ -10,9 +10,9 @@ from rich.text import Text
 
 from greentrain.report import estimated
 from greentrain.report.charts import short_name
-from greentrain.report.html import headline
+from greentrain.report.html import KIND_NAMES, headline
 from greentrain.report.plan import plan_texts
-from greentrain.report.summary import gear_table, how_told, pue_text, state_text
+from greentrain.report.summary import gear_table, how_told, pue_text, stage_table, state_text
 from greentrain.utils import quantities
 
 
@@ -37,6 +37,13 @@ def render(summary: Mapping[str, Any]) -> RenderableType:
     if summary.get("estimate"):
         parts += [_estimated(summary), Text(estimated.scope(summary), style="dim")]
     parts += [_devices(summary), _phases(summary)]
+    if (stages := stage_table(summary)) is not None:
+        table = _table(f"Energy per {stages['unit']} by stage and device", "Stage", left=("Stage",))
+        for kind, provenance in stages["kinds"]:
+            table.add_column(f"{escape(KIND_NAMES.get(kind, kind))}, {provenance}", justify="right")
+        for stage, texts in stages["rows"]:
+            table.add_row(escape(stage), *texts)
+        parts.append(table)
     gears = gear_table(summary)
     return Group(*parts) if gears is None else Group(*parts, _gears(gears))
 

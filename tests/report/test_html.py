@@ -75,6 +75,13 @@ def test_devices_and_phases_say_how_far_off_they_may_be(tmp_path: Path) -> None:
         assert f'class="value">{quantities.between(row["energy_j"], row["interval_j"], quantities.ENERGY)}<' in words
 
 
+def test_joules_a_token_stand_by_stage_and_device(tmp_path: Path) -> None:
+    page = write_report(one_rank(tmp_path)).read_text(encoding="utf-8")
+    section = page[page.index('id="stages"') : page.index("</section>", page.index('id="stages"'))]
+    assert 'GPU <span class="tag measured">' in section and 'CPU <span class="tag modelled">' in section
+    assert '<th scope="row">backward</th><td>270\N{NO-BREAK SPACE}mJ (' in section
+
+
 def test_unknown_is_said_and_never_zero(tmp_path: Path) -> None:
     page, _ = _page(one_rank(tmp_path, g_per_kwh=None))
     assert _text_of(page, "headline-emissions") == "unknown"

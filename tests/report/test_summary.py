@@ -18,7 +18,7 @@ from greentrain.report import RunReport, table
 from greentrain.report.fleet.reading import read_folder
 from greentrain.report.html import provenance_sentence, render_html
 from greentrain.report.live.follow import RunFollow
-from greentrain.report.summary import how_told, state_text, summarize, write_summary
+from greentrain.report.summary import how_told, stage_table, state_text, summarize, write_summary
 from greentrain.types import Provenance
 from tests.report.run_folders import CPU, DRAM, GPU, T0_S, Folder, device, entry, four_ranks, one_rank, sensor
 
@@ -72,6 +72,52 @@ def test_phases_sum_to_the_whole_and_inclusive_ones_do_not_hide(tmp_path: Path) 
     epoch = next(phase for phase in s["phases"] if phase["name"] == "epoch")
     assert epoch["energy_j"] == 0.0
     assert epoch["inclusive_j"] == pytest.approx(63_000)
+
+
+def test_each_stage_has_joules_a_token_by_kind_of_device_with_interval_and_provenance(tmp_path: Path) -> None:
+    s = _summary(one_rank(tmp_path))
+    found = {(row["stage"], row["kind"]): row for row in s["stages"]}
+    assert {kind for _, kind in found} == {"gpu", "cpu"}
+    for phase in s["phases"]:
+        of_phase = [row["energy_j"] for (stage, _), row in found.items() if stage == phase["name"]]
+        assert sum(of_phase) == pytest.approx(phase["energy_j"])
+    assert sum(row["j_per_token"] for row in found.values()) == pytest.approx(s["work"]["j_per_token"])
+    gpu, cpu = found["backward", "gpu"], found["backward", "cpu"]
+    assert gpu["j_per_token"] == pytest.approx(0.45 * 54_000 / 90_000) and gpu["mean_power_w"] == pytest.approx(300)
+    assert (gpu["provenance"], cpu["provenance"]) == ("measured", "modelled")
+    for row in (gpu, cpu):
+        within = row["j_per_token_interval"]
+        assert within["low"] < row["j_per_token"] < within["high"]
+        assert within["high"] == pytest.approx(row["interval_j"]["high"] / 90_000)
+    shown = stage_table(s)
+    assert shown is not None and shown["unit"] == "token" and shown["rows"][0][0] == "backward"
+    assert shown["kinds"] == [("gpu", "measured"), ("cpu", "modelled")]
+    assert shown["rows"][0][1][0].startswith("270 mJ (")
+
+
+def test_ranks_share_the_tokens_by_which_a_stage_is_told(tmp_path: Path) -> None:
+    s = _summary(four_ranks(tmp_path))
+    (gpu,) = (row for row in s["stages"] if (row["stage"], row["kind"]) == ("forward", "gpu"))
+    joules = 0.3 * 12 * (3000 + 3100 + 3200 + 3300)
+    assert gpu["energy_j"] == pytest.approx(joules) and gpu["j_per_token"] == pytest.approx(joules / 48_000)
+    assert gpu["mean_power_w"] == pytest.approx(1260), "of four GPUs together"
+
+
+def test_a_stage_has_no_quotient_where_too_much_is_missing(tmp_path: Path) -> None:
+    found = {}
+    for missing_s in (0.5, 3.0, 10.0):
+        way = Provenance.MISSING if missing_s == 10 else Provenance.MEASURED
+        gone = device(0.0 if missing_s == 10 else 2000.0, way, missing_s)
+        entries = [entry(T0_S, T0_S + 10, {"GPU-0": gone, "cpu": device(500.0, Provenance.MODELLED)}, tokens=100)]
+        s = _summary(Folder(tmp_path / str(missing_s)).rank(0, [GPU, CPU], entries).path)
+        (found[missing_s],) = (row for row in s["stages"] if (row["stage"], row["kind"]) == ("forward", "gpu"))
+    assert found[0.5]["j_per_token"] == pytest.approx(0.3 * 2000 / 100)
+    assert found[3.0]["energy_j"] == pytest.approx(600) and found[3.0]["missing_share"] == pytest.approx(0.3)
+    assert found[10.0]["energy_j"] is None and found[10.0]["provenance"] == "missing"
+    for missing_s in (3.0, 10.0):
+        row = found[missing_s]
+        assert row["j_per_token"] is row["j_per_step"] is row["mean_power_w"] is None
+        assert row["j_per_token_interval"] == {"low": None, "high": None}
 
 
 @pytest.mark.parametrize(("steps", "how"), [(100, "blurred"), (1, None)])

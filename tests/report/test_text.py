@@ -91,6 +91,7 @@ def test_time_ticks_stay_within_the_run(span_s: float) -> None:
 
 def test_the_table_has_the_headline_and_every_device(tmp_path: Path) -> None:
     text = _text(table.render(_summary(four_ranks(tmp_path))))
+    assert "Energy per token by stage and device" in text and "GPU, measured" in text and "CPU, modelled" in text
     for word in ("gpt-small", "finished", "GPU-3", "modelled TDP x load", "backward", "kWh" if "kWh" in text else "Wh"):
         assert word in text
 
@@ -106,6 +107,9 @@ def test_the_relation_comes_first(tmp_path: Path) -> None:
     result = compare.compare([a, b])
     assert result["sentences"] == ["B used 0.833x A's energy per token and emitted 0.833x the grams."]
     assert result["caveats"] == []
+    rows = {(row["section"], row["name"]): row for row in result["rows"]}
+    assert rows["stage", "backward on gpu"]["ratios"] == pytest.approx([1.0, 5 / 6])
+    assert rows["power", "backward on gpu"]["texts"] == ["300 W", "300 W"]
     energy = next(row for row in result["rows"] if row["name"] == "energy")
     assert energy["ratios"] == [1.0, 1.0]
     assert next(row for row in result["rows"] if row["name"] == "gpu")["ratios"][1] == pytest.approx(1.0)

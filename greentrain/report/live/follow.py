@@ -12,6 +12,7 @@ import psutil
 
 from greentrain.errors import RunFolderError
 from greentrain.ledger.journal import WRONG_DATA, JournalTail, check_format
+from greentrain.ledger.totals import StageUse, stage_uses
 from greentrain.report.live.exporting import RunJson
 from greentrain.report.live.rank_state import RankState, SavedGrams, rate_per_s, saved_so_far
 from greentrain.report.live.snapshot import DeviceNow, PlanNow, Snapshot, snapshot_of
@@ -94,6 +95,8 @@ class RunNow:
     """Of the rank with most of them."""
     tokens: int | None
     samples: int | None
+    stages: Sequence[StageUse]
+    """By phase and kind of device, of what is in the journals."""
     steps_per_s: float | None
     """Over the last minute."""
     tokens_per_s: float | None
@@ -210,6 +213,7 @@ class RunFollow:
             steps=max(shot.steps for shot in shots),
             tokens=tokens,
             samples=samples,
+            stages=stage_uses((state.books.sums, state.books.sensors) for state in states),
             steps_per_s=steps_per_s,
             tokens_per_s=speed["tokens"] if tokens else None,
             samples_per_s=speed["samples"] if samples else None,

@@ -53,6 +53,8 @@ def final_line(now: RunNow) -> str:
 def frame(now: RunNow) -> RenderableType:
     """Return the whole picture; it is cut to the width of the console."""
     parts: list[RenderableType] = [_title(now), _figures(now), _devices(now)]
+    if any(use.j_per_token is not None for use in now.stages):
+        parts.append(_stages(now))
     if now.events:
         parts.append(_events(now))
     return Plain(Group(*parts))
@@ -147,6 +149,17 @@ def _devices(now: RunNow) -> Table:
         table.add_row(*map(Text, cells))
     if len(rows) > MOST_DEVICES:
         table.add_row(*([""] if now.world_size > 1 else []), f"and {len(rows) - MOST_DEVICES} more")
+    return table
+
+
+def _stages(now: RunNow) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for column in ("stage", "on", "power", "J/token", ""):
+        right = column in ("power", "J/token")
+        table.add_column(column, no_wrap=True, overflow="ellipsis", justify="right" if right else "left")
+    for use in now.stages[:MOST_DEVICES]:
+        cells = use.stage, use.kind, quantities.power(use.mean_power_w), quantities.joules(use.j_per_token)
+        table.add_row(*(Text(one_line(text)) for text in (*cells, use.provenance)))
     return table
 
 

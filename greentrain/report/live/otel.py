@@ -105,6 +105,7 @@ class Otel:
             (gauge, "temperature", "Cel", "Of a device, mean of the last booked interval", _temperatures),
             (counter, "slowed", "s", "Time in which a device's clocks were held down", _slowed),
             (gauge, "phase.error", "1", "Standard error of a phase's energy over it", _phase_errors),
+            (gauge, "phase.energy_per_token", "J/{token}", "Energy of a phase over all tokens of the rank", _stages),
             (counter, "emissions", "g", "CO2e of the run", _emissions),
             (counter, "steps", "{step}", "Optimizer steps", lambda now: [(now.steps, {})]),
             (counter, "tokens", "{token}", "Tokens of this rank", lambda now: [(now.tokens or None, {})]),
@@ -169,6 +170,20 @@ def _temperatures(now: Snapshot) -> Points:
 
 def _slowed(now: Snapshot) -> Points:
     return [(seconds, {**_of(device), "greentrain.reason": why}) for device, why, seconds in now.slowed]
+
+
+def _stages(now: Snapshot) -> Points:
+    return [
+        (
+            use.j_per_token,
+            {
+                "greentrain.phase": use.stage,
+                "greentrain.device.kind": use.kind,
+                "greentrain.provenance": use.provenance,
+            },
+        )
+        for use in now.stages
+    ]
 
 
 def _emissions(now: Snapshot) -> Points:

@@ -91,6 +91,10 @@ class SnapshotMetrics:
         errors = [([*job, d.uid, phase, how], error) for d, phase, how, error in now.phase_errors]
         text = "Standard error of a phase's energy over it: resolved, regressed, or blurred, which is not told."
         yield _gauge("phase_error_ratio", text, errors, (*_JOB, "device", "phase", "attribution"))
+        labels = (*_JOB, "phase", "kind", "provenance")
+        text = "Energy of a phase on devices of a kind over all tokens of the rank (Energy Density Index)."
+        found = [([*job, use.stage, use.kind, use.provenance], use.j_per_token) for use in now.stages]
+        yield _gauge("phase_joules_per_token", text, found, labels)
 
 
 def _carbon(now: Snapshot, job: list[str]) -> "Iterator[Metric]":

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from greentrain.carbon.replayed import GridTime
-from greentrain.ledger.totals import DeviceSums
+from greentrain.ledger.totals import DeviceSums, StageUse, stage_uses
 from greentrain.report.live.rank_state import RankState, SavedGrams
 from greentrain.report.summary import state_figures
 from greentrain.types import J_PER_KWH, SLOWED
@@ -109,6 +109,8 @@ class Snapshot:
     steps: int = 0
     tokens: int = 0
     samples: int = 0
+    stages: Sequence[StageUse] = ()
+    """By phase and kind of device, of what is in the rank's journal."""
     g_per_kwh: float | None = None
     """Intensity of the last booked interval."""
     zone: str | None = None
@@ -228,6 +230,7 @@ def snapshot_of(
         steps=totals.steps,
         tokens=totals.tokens,
         samples=totals.samples,
+        stages=stage_uses([(rank.books.sums, rank.books.sensors)]),
         g_per_kwh=carbon.get("g_per_kwh"),
         zone=carbon.get("zone"),
         kind=carbon.get("kind"),

@@ -235,6 +235,10 @@ def test_many_ranks_are_one_run(tmp_path: Path) -> None:
     totals = read_run(tmp_path / "one").totals
     assert now.over and now.total_j == pytest.approx(totals.energy_j) and now.tokens == totals.tokens
     assert "3 of 3 ranks" in drawn(now)
+    of_kind = {use.kind: use for use in now.stages}
+    assert sum(use.energy_j or 0.0 for use in now.stages) == pytest.approx(totals.energy_j)
+    assert {use.tokens for use in now.stages} == {30} and of_kind["gpu"].provenance == "measured"
+    assert of_kind["gpu"].j_per_token == pytest.approx((of_kind["gpu"].energy_j or 0.0) / 30)
 
 
 def drawn(now: RunNow, width: int = 100, **options: Any) -> str:
@@ -257,7 +261,17 @@ def test_a_frame_fits_its_terminal_and_says_what_is_known(tmp_path: Path) -> Non
         text = drawn(now, width, no_color=True, color_system=None)
         assert max(map(len, text.splitlines())) <= width and "\x1b[3" not in text
     text = drawn(now, color_system=None)
-    for word in ("finished", "measured", "modelled", "operational", "embodied", "g/kWh in test", "bf16", "Fake GPU"):
+    for word in (
+        "finished",
+        "measured",
+        "modelled",
+        "J/token",
+        "operational",
+        "embodied",
+        "g/kWh in test",
+        "bf16",
+        "Fake GPU",
+    ):
         assert word in text, word
     assert "[bold]and a tag[/]" in text and "\x1b[31m" not in text, "what a file says does not steer the terminal"
     assert "unknown" not in text and "saved" not in text

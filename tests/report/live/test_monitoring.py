@@ -20,6 +20,7 @@ pytest.importorskip("httpx", reason="the extra 'prometheus' is not installed")
 import httpx
 
 from greentrain.config.schema import PrometheusConfig
+from greentrain.ledger.totals import StageUse
 from greentrain.report.live.prometheus import Page, SnapshotMetrics
 from greentrain.report.live.rank_state import SavedGrams
 from greentrain.report.live.snapshot import DeviceNow, PlanNow, Snapshot
@@ -45,6 +46,8 @@ FULL = Snapshot(
     operational_g=1.0, market_g=1.0, embodied_g=1.0, steps=1, tokens=1, samples=1, g_per_kwh=1.0, zone="z",
     kind="actual", basis="average", pue=1.1, pue_source="constant", gear="bf16", gears=("bf16",), budget_g=1.0,
     saved=SavedGrams(grams=1.0, provenance="measured", against="bf16"),
+    stages=(StageUse(stage="forward", kind="gpu", energy_j=1.0, provenance="measured", missing_share=0.0, tokens=4),
+            StageUse(stage="forward", kind="cpu")),
     plan=PlanNow(action="bf16", paused=False, reason="", done=False, next_unix_s=2.0, resume_unix_s=2.0,
                  deadline_unix_s=3.0, tokens=2.0),
 )  # fmt: skip

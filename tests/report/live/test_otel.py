@@ -57,7 +57,8 @@ def test_instruments_have_units_and_the_resource_names_the_job(monkeypatch: pyte
         "energy": "J", "power": "W", "power.limit": "W", "sensor.missing": "s", "emissions": "g", "saved": "g",
         "carbon.intensity": "g/(kW.h)", "pue": "1", "gear": "1", "plan.paused": "1", "steps": "{step}",
         "tokens": "{token}", "samples": "{sample}", "sensor.tick": "s", "sensor.seen": "s", "sensor.late": "s",
-        "phase.error": "1", "utilisation": "1", "temperature": "Cel", "slowed": "s",
+        "phase.error": "1", "phase.energy_per_token": "J/{token}", "utilisation": "1", "temperature": "Cel",
+        "slowed": "s",
     }  # fmt: skip
     (point,) = metrics["greentrain.energy"].data.data_points
     assert metrics["greentrain.energy"].data.is_monotonic and point.value == 1.0
@@ -66,6 +67,10 @@ def test_instruments_have_units_and_the_resource_names_the_job(monkeypatch: pyte
     told = next(iter(FULL.by_uid.values())).told
     assert {name: p.value for name, p in errors.items()} == {n: row["error"] for n, row in told["phases"].items()}
     assert errors["forward"].attributes["greentrain.attribution"] == told["phases"]["forward"]["how"]
+    (density,) = metrics["greentrain.phase.energy_per_token"].data.data_points  # what nobody knows has no point
+    assert density.value == 0.25 and density.attributes["greentrain.device.kind"] == "gpu"
+    assert density.attributes["greentrain.phase"] == "forward"
+    assert density.attributes["greentrain.provenance"] == "measured"
     (seen,) = metrics["greentrain.sensor.seen"].data.data_points
     assert seen.value == told["sees_s"] and seen.attributes["greentrain.device.kind"] == "gpu"
     busy = {p.attributes["greentrain.utilisation"]: p.value for p in metrics["greentrain.utilisation"].data.data_points}
