@@ -51,16 +51,25 @@ class PowerCapConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClocksConfig:
-    """Lower clocks while the GPU waits for data (Eco-Orchestrator: 15-30 % below the maximum)."""
+    """Lower clocks while the GPU waits for data, or for its memory (Eco-Orchestrator: 15-30 % below the maximum)."""
 
+    stalls: Annotated[str, Choice(("data", "memory"))] = "data"
+    """What a stall is: ``data``, the phase of that name; ``memory``, Eco-Orchestrator's own rule, each phase that is
+    bound by the GPU's memory, as far as the driver tells utilisation."""
+    memory_share: Annotated[float, Bound(0.15, 1.0)] = 0.6
+    """Share of a phase's time in which memory is read or written (NVML) from which on it is bound by memory. An
+    assumption, as no figure is published; what it costs in speed is measured, and bounded by ``max_slowdown``."""
+    sm_share: Annotated[float, Bound(0.0, 1.0)] = 1.0
+    """Largest share of its time in which a kernel runs (NVML). A kernel that waits for memory counts as one that runs,
+    so 1, which asks for nothing, is the default."""
     stall_share: Annotated[float, Bound(0.01, 1.0)] = 0.3
-    """Share of the time in the phase ``data`` from which on clocks go down."""
+    """Share of the time in stalls from which on clocks go down (Eco-Orchestrator: 30 %)."""
     calm_share: Annotated[float, Bound(0.0, 1.0)] = 0.1
     """Share below which they go up again."""
     down: Annotated[float, Bound(0.15, 0.5)] = 0.3
     """Lowest clock, as a share below the maximum."""
     max_slowdown: Annotated[float, Bound(0.0, 0.5)] = 0.035
-    """Largest measured loss of steps/s that is kept."""
+    """Largest measured loss of steps/s, hence of tokens/s of steps alike, that is kept."""
     window_s: Annotated[float, Bound(1.0, 3600.0)] = 10.0
     """Time over which shares and speeds are taken (s)."""
 

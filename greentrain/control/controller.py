@@ -118,23 +118,30 @@ class GpuLimits:
             self.power_cap.apply(fraction, at_once=at_once)
 
     @never_raises
-    def look(self, entry: LedgerEntry | None, *, profiling: bool = False) -> None:
+    def look(self, entry: LedgerEntry | None, *, profiling: bool = False) -> str | None:
         """Let clocks follow what was booked last; from the thread that books.
 
         Args:
             entry: The last entry of the books.
             profiling: Gears or limits are being measured, so its speed says nothing.
+
+        Returns:
+            Where clocks have changed, how far below their maximum they are now, and why.
         """
         self._changed = self._changed or profiling  # it may be over when the interval is booked
         if self._clocks is None or self._stall is None or entry is None or entry is self._seen:
-            return
+            return None
         self._seen = entry
         ordinary = not (self._changed or len(entry.gears) > 1)
         self._changed = False
         seconds = entry.t1_unix_s - entry.t0_unix_s
-        level = self._stall.observe(seconds, entry.phase_s, entry.steps, ordinary=ordinary)
+        states, before = [device.states for device in entry.devices.values()], self._stall.changes
+        level = self._stall.observe(seconds, entry.phase_s, entry.steps, states, ordinary=ordinary)
         if level is not None and not self._clocks.apply(level) and self._stall.below:
             self._stall.stop("clocks cannot be set")
+        if self._stall.changes == before:
+            return None
+        return f"clocks at most {self._stall.below:.0%} below their maximum: {self._stall.reason}"
 
     def tell(self, mark: Callable[[str, str], object]) -> None:
         """Let every change be marked: ``cap`` or ``clock``, and what it is from then on."""
@@ -554,7 +561,9 @@ class Controller:
 
     def each_second(self, run: ActiveRun) -> None:
         """Look for a launcher's notice, and let clocks follow the books; called by the thread that books."""
-        self.gpu_limits.look(run.last_entry, profiling=self._profiling.running is not None)
+        changed = self.gpu_limits.look(run.last_entry, profiling=self._profiling.running is not None)
+        if changed is not None:
+            run.event("clock", changed)
         if self.preemption is not None:
             never_raises(self.preemption.look)()
 

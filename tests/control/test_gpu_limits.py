@@ -10,12 +10,14 @@ from greentrain.types import CarbonPoint, LedgerEntry
 class Stall:
     """Remembers which intervals count."""
 
-    below = 0.0
+    below, changes, reason = 0.0, 0, ""
 
     def __init__(self) -> None:
         self.ordinary: list[bool] = []
 
-    def observe(self, seconds: float, phase_s: Mapping[str, float], steps: int, *, ordinary: bool = True) -> None:
+    def observe(
+        self, seconds: float, phase_s: Mapping[str, float], steps: int, states: object, *, ordinary: bool = True
+    ) -> None:
         self.ordinary.append(ordinary)
 
 

@@ -1,11 +1,12 @@
-"""An upper bound on the graphics clocks of this process's own GPUs, and how low it should be while they wait for data.
+"""An upper bound on the graphics clocks of this process's own GPUs, and how low it should be while they are stalled.
 
 Only the upper end moves: the clock stays free below it. What an administrator has locked cannot be read back, and a
 reset unlocks (:mod:`greentrain.control.actuators.driver`), so a GPU that shows any sign of a clock setting is left
 alone, at the opening and again just before the first change, when it computes.
 
-A step that waits for its batch anyway loses nothing if it computes more slowly. How much more slowly is measured, not
-modelled: after every change the speed is compared with that before it::
+A step that waits for its batch anyway loses nothing if it computes more slowly, nor does a kernel that waits for
+memory, whose clock stays. How much more slowly is measured, not modelled: after every change the speed is compared
+with that before it::
 
     Steady --stalls in the last windows--> Trial of a lower clock --as fast as before--> Steady, lower
       ^  |                                       |  too slow
@@ -21,7 +22,7 @@ the speed of the slowest, so where their data comes at the same pace they come t
 import math
 import statistics
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -208,6 +209,8 @@ def _left_alone(gpu: GpuKnobs, sign: str) -> str:
 
 SHALLOW: Final = 0.15
 """First step down; less saves little (Eco-Orchestrator's range is 15 to 30 %)."""
+MARGIN: Final = 0.1
+"""How much less than ``memory_share`` still counts while clocks are lower: slower kernels ask less of the memory."""
 STEP: Final = 0.05
 """Two levels that are nearer to each other are one."""
 NEED: Final = 3
@@ -227,8 +230,8 @@ LEAST_STEPS: Final = 20
 class StallWindow:
     """What a window of training has shown."""
 
-    data_share: float | None
-    """Share of wall time in the phase ``data``, in 0..1; None where it is not known."""
+    stalled_share: float | None
+    """Share of the time in the phase ``data``, or in phases bound by memory, in 0..1; None where it is not known."""
     steps_per_s: float | None
     ordinary: bool = True
     """False where a pause, profiling, evaluation, a checkpoint or another change of power or gear falls into it."""
@@ -265,11 +268,19 @@ class StallControl:
         """Windows since it was found to be so; windows since the last change."""
         self._forget = FORGET
         self._skip = False
-        self._seconds = self._data_s = 0.0
+        self._of_memory = config.stalls == "memory"
+        self._what = "bound by memory" if self._of_memory else "waiting for data"
+        self._seconds = self._known_s = self._stalled_s = 0.0
         self._steps = 0
 
     def observe(
-        self, seconds: float, phase_s: Mapping[str, float], steps: int, *, ordinary: bool = True
+        self,
+        seconds: float,
+        phase_s: Mapping[str, float],
+        steps: int,
+        states: Iterable[Mapping[str, Mapping[str, float]]] = (),
+        *,
+        ordinary: bool = True,
     ) -> float | None:
         """Take note of what was booked; windows of ``config.window_s`` and LEAST_STEPS are made of it.
 
@@ -277,6 +288,7 @@ class StallControl:
             seconds: Length of the interval (s).
             phase_s: Seconds of it by phase.
             steps: Optimizer steps in it.
+            states: What the driver of each GPU told beside power, as ``DeviceEnergy.states``.
             ordinary: False where gears or power limits are being profiled or have changed; an interval with an
                 evaluation, a checkpoint or a pause is recognised.
 
@@ -286,14 +298,33 @@ class StallControl:
         if not ordinary or any(phase_s.get(phase, 0.0) > 0.0 for phase in IDLE_PHASES) or not seconds > 0.0:
             return None
         self._seconds += seconds
-        self._data_s += phase_s.get(Phase.DATA, 0.0)
+        known_s, stalled_s = self._bound_s(states) if self._of_memory else (seconds, phase_s.get(Phase.DATA, 0.0))
+        self._known_s += known_s
+        self._stalled_s += stalled_s
         self._steps += steps
         if self._seconds < self._config.window_s or self._steps < LEAST_STEPS:
             return None
-        window = StallWindow(data_share=self._data_s / self._seconds, steps_per_s=self._steps / self._seconds)
-        self._seconds = self._data_s = 0.0
+        share = self._stalled_s / self._known_s if self._known_s > 0.0 else None
+        window = StallWindow(stalled_share=share, steps_per_s=self._steps / self._seconds)
+        self._seconds = self._known_s = self._stalled_s = 0.0
         self._steps = 0
+        if share is None and self.below > 0.0:
+            return self.stop("the driver tells no utilisation any more")
         return self.after(window)
+
+    def _bound_s(self, states: Iterable[Mapping[str, Mapping[str, float]]]) -> tuple[float, float]:
+        """Return the device-seconds whose utilisation is known, and those in phases that are bound by memory."""
+        known_s = bound_s = 0.0
+        least = self._config.memory_share - (MARGIN if self.below > 0.0 else 0.0)
+        for phases in states:
+            for told in phases.values():
+                seconds = told.get("util_s", 0.0)
+                known_s += seconds
+                if told.get("memory_s", 0.0) >= least * seconds and told.get("sm_s", 0.0) <= (
+                    self._config.sm_share * seconds + 1e-9
+                ):
+                    bound_s += seconds
+        return known_s, bound_s
 
     def after(self, window: StallWindow) -> float:
         """Take note of a window.
@@ -301,7 +332,7 @@ class StallControl:
         Returns:
             The share below the maximum clock that the next window should have.
         """
-        if not window.ordinary or not _known(window.data_share) or not _known(window.steps_per_s):
+        if not window.ordinary or not _known(window.stalled_share) or not _known(window.steps_per_s):
             return self.below
         if self._skip:  # the change fell into it
             self._skip = False
@@ -330,15 +361,15 @@ class StallControl:
         last = list(self._recent)[-NEED:]
         if len(last) < NEED:
             return
-        shares = [window.data_share or 0.0 for window in last]
+        shares = [window.stalled_share or 0.0 for window in last]
         lower = self._lower() if min(shares) >= self._config.stall_share else None
         if lower is not None and len(self._recent) == MOST:
             self._learn()
             self._base = self._before = self._speeds()
-            self._change(lower, f"{statistics.fmean(shares):.0%} of the time is waiting for data")
+            self._change(lower, f"{statistics.fmean(shares):.0%} of the time is {self._what}")
         elif max(shares) < self._config.calm_share and self.below > 0.0:
             self._too_low(self.below)
-            self._settle(self._half_way(0.0), f"only {statistics.fmean(shares):.0%} of the time is waiting for data")
+            self._settle(self._half_way(0.0), f"only {statistics.fmean(shares):.0%} of the time is {self._what}")
         elif self.below > 0.0 and self._steady_for >= self._forget:
             self._forget = min(2 * self._forget, MOST_FORGET)
             self._settle(0.0, "to see what speed full clocks have by now")

@@ -1,16 +1,24 @@
 """Clocks: bounded from above, freed again, and left alone where somebody else has set them."""
 
+import contextlib
 import os
 import time
 
 import pytest
 
+from greentrain.carbon.constant import ConstantSignal
 from greentrain.config.schema import ClocksConfig
-from greentrain.control.actuators.clocks import open_clocks
+from greentrain.control.actuators.clocks import StallControl, open_clocks
 from greentrain.control.actuators.guardian import Guardian
+from greentrain.control.controller import GpuLimits
+from greentrain.ledger.bookkeeper import Bookkeeper, Mark
+from greentrain.ledger.pue import ConstantPue
+from greentrain.power.nvml import NvmlMeter
+from greentrain.power.sampler import EnergyCurve
 from greentrain.testing.fake_nvml import LEAD_S, FakeGpu, NvmlCode
-from greentrain.types import Topology
+from greentrain.types import PowerSample, Topology
 from tests.control.actuators.on_fake import ADMIN_W, FREE_MHZ, Node, Said, alive, capping, clocking, wait_until
+from tests.power.on_fake import only
 
 LOCK = "nvmlDeviceSetGpuLockedClocks"
 
@@ -133,3 +141,25 @@ def test_a_stranger_who_comes_gets_his_clocks_back(node: Node, stranger: int) ->
         assert clocks.apply(0.3)
         assert driver.state(0).gpu_clocks_mhz == FREE_MHZ and driver.state(1).gpu_clocks_mhz == (210, 990)
         assert len(said) == 1 and str(stranger) in said[0]
+
+
+def test_clocks_follow_what_the_driver_tells_of_memory_and_are_free_again_at_the_end(node: Node) -> None:
+    driver, said = node(FakeGpu(utilisation=95, memory_utilisation=80)), Said()
+    config, told = ClocksConfig(stalls="memory"), []
+    with contextlib.closing(NvmlMeter()) as meter, clocking(said) as clocks:
+        (reader,), uid = meter.split(), driver.uuid(0)
+        limits = GpuLimits(None, clocks, StallControl(config))
+        books = Bookkeeper(t0_s=0.0, unix_offset_s=0.0, signal=ConstantSignal(1.0), facility=ConstantPue(1.0))
+        curve = EnergyCurve(only(meter), 0.0)
+        for i in range(1, 31):
+            curve.append(PowerSample(device_uid=uid, t_s=10.0 * i, energy_j=100.0 * i))
+            (state,) = reader.states()  # type: ignore[attr-defined]
+            books.look(state._replace(t_s=10.0 * i - k) for k in range(9, -1, -1))
+            books.timeline.add([Mark(10.0 * i - 5, "step", steps=100)])
+            told.append(limits.look(books.book(10.0 * i, {uid: curve})))
+        assert driver.state(0).gpu_clocks_mhz == (210, 990)
+        assert [text for text in told if text] == [
+            "clocks at most 15% below their maximum: 100% of the time is bound by memory",
+            "clocks at most 30% below their maximum: 100% of the time is bound by memory",
+        ]
+    assert driver.state(0).gpu_clocks_mhz == FREE_MHZ and said == []

@@ -2,6 +2,7 @@
 
 import random
 import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -41,7 +42,7 @@ class Pipeline:
         step_s, wait_s = self.step(below)
         share = wait_s / step_s
         return StallWindow(
-            data_share=min(1.0, max(0.0, share * (1 + self.dice.gauss(0, self.noise)))),
+            stalled_share=min(1.0, max(0.0, share * (1 + self.dice.gauss(0, self.noise)))),
             steps_per_s=max(1e-6, (1 + self.dice.gauss(0, self.noise)) / step_s),
         )
 
@@ -134,10 +135,10 @@ def test_when_computing_takes_longer_a_lower_clock_does_not_go_unnoticed() -> No
 
 
 @pytest.mark.parametrize("strange", [
-    StallWindow(data_share=0.9, steps_per_s=1.0, ordinary=False),
-    StallWindow(data_share=None, steps_per_s=1.0),
-    StallWindow(data_share=0.9, steps_per_s=None),
-    StallWindow(data_share=float("nan"), steps_per_s=1.0),
+    StallWindow(stalled_share=0.9, steps_per_s=1.0, ordinary=False),
+    StallWindow(stalled_share=None, steps_per_s=1.0),
+    StallWindow(stalled_share=0.9, steps_per_s=None),
+    StallWindow(stalled_share=float("nan"), steps_per_s=1.0),
 ])  # fmt: skip
 def test_windows_that_are_not_ordinary_change_nothing(strange: StallWindow) -> None:
     control = StallControl(CONFIG)
@@ -159,7 +160,7 @@ def test_a_pause_in_a_trial_is_not_taken_for_a_slowdown() -> None:
     while control.below != 0.15:
         control.after(pipeline.window(control.below))
     for _ in range(10):
-        control.after(StallWindow(data_share=0.0, steps_per_s=0.01, ordinary=False))
+        control.after(StallWindow(stalled_share=0.0, steps_per_s=0.01, ordinary=False))
     assert _run(control, pipeline, 20)[-1] == 0.3
 
 
@@ -171,7 +172,7 @@ def test_the_window_into_which_a_change_falls_says_nothing() -> None:
         changes = control.changes
         levels.append(control.after(pipeline.window(control.below)))
         if control.changes > changes:
-            control.after(StallWindow(data_share=0.0, steps_per_s=0.01))  # clocks are on their way
+            control.after(StallWindow(stalled_share=0.0, steps_per_s=0.01))  # clocks are on their way
     assert list(dict.fromkeys(levels)) == [0.0, 0.15, 0.3]
 
 
@@ -253,7 +254,7 @@ def test_what_was_too_low_is_tried_again_and_what_is_kept_is_checked_ever_more_r
 def test_clocks_go_down_from_the_share_on_that_is_asked_for(share: float, below: float) -> None:
     control = StallControl(CONFIG)
     for _ in range(MOST):
-        control.after(StallWindow(data_share=share, steps_per_s=1.0))
+        control.after(StallWindow(stalled_share=share, steps_per_s=1.0))
     assert control.below == below
 
 
@@ -263,7 +264,7 @@ def test_clocks_go_up_below_the_share_that_is_calm(share: float, changes: int) -
     _run(control, Pipeline(data_s=2.5), 30)
     assert (control.below, control.changes) == (0.3, 2)
     for _ in range(clocks.NEED):
-        control.after(StallWindow(data_share=share, steps_per_s=control._recent[-1].steps_per_s))
+        control.after(StallWindow(stalled_share=share, steps_per_s=control._recent[-1].steps_per_s))
     assert control.changes == changes and control.below == (0.3 if changes == 2 else 0.15)
 
 
@@ -273,8 +274,8 @@ def test_what_lasts_no_time_counts_no_steps_and_what_waits_for_nothing_no_data()
     assert control.observe(10.0, {"data": 4.0}, 5) is None, "five steps are too few"
     for _ in range(MOST):
         assert control.observe(10.0, {"forward": 10.0}, 20) == 0.0
-    assert [window.data_share for window in control._recent][1:] == [0.0] * (MOST - 1)
-    assert control._recent[0].data_share == pytest.approx(4.0 / 20.0)
+    assert [window.stalled_share for window in control._recent][1:] == [0.0] * (MOST - 1)
+    assert control._recent[0].stalled_share == pytest.approx(4.0 / 20.0)
     assert control._recent[0].steps_per_s == pytest.approx(25 / 20.0)
     assert [control.observe(0.5, {}, 1) for _ in range(20)] == [None] * 19 + [0.0], "short intervals count as well"
 
@@ -286,3 +287,61 @@ def test_two_means_are_compared_by_student_s_t() -> None:
     assert ratio == pytest.approx(9.0 / 11.0)
     assert half == pytest.approx(2.571 * (pooled * (1 / 3 + 1 / 4)) ** 0.5 / 11.0, rel=1e-3)  # t of 5 at 97.5 %
     assert clocks._compared(speeds, [0.0, 0.0]) == (1.0, float("inf"))
+
+
+MEMORY = ClocksConfig(stalls="memory")
+
+
+def _told(memory: float, share: float = 0.5, sm: float = 0.95) -> Mapping[str, Mapping[str, float]]:
+    """Return what a driver tells of ten seconds, of which a share is in a phase with this use of the memory."""
+    generate = {"util_s": 10 * share, "sm_s": 10 * share * sm, "memory_s": 10 * share * memory}
+    return {"generate": generate, "update": {"util_s": 10 * (1 - share), "sm_s": 10 * (1 - share), "memory_s": 1.0}}
+
+
+def _levels(
+    control: StallControl, told: Sequence[Mapping[str, Mapping[str, float]]], slower: float = 0.0
+) -> list[float]:
+    """Return the level after each window of ten seconds; each level costs ``slower`` of the speed."""
+    for one in told:
+        control.observe(10.0, {}, round(1000 * (1 - slower * control.below)), [one])
+    return [control.below]
+
+
+def test_clocks_go_down_in_phases_that_are_bound_by_memory() -> None:
+    control = StallControl(MEMORY)
+    seen = [level for _ in range(40) for level in _levels(control, [_told(0.8)])]
+    assert list(dict.fromkeys(seen)) == [0.0, 0.15, 0.3]
+    assert control.reason == "50% of the time is bound by memory"
+    assert _levels(control, [_told(0.2)] * 40) == [0.0] and control.reason == "only 0% of the time is bound by memory"
+
+
+@pytest.mark.parametrize("told", [_told(0.5), _told(0.9, share=0.2), {"update": {"clocks_s": 10.0}}, {}])
+def test_memory_that_is_no_bound_or_not_told_leaves_clocks_alone(told: Mapping[str, Mapping[str, float]]) -> None:
+    control = StallControl(MEMORY)
+    assert _levels(control, [told] * 100) == [0.0] and control.changes == 0
+
+
+def test_a_largest_share_of_kernels_can_be_asked_for() -> None:
+    control = StallControl(ClocksConfig(stalls="memory", sm_share=0.5))
+    assert _levels(control, [_told(0.8, sm=0.95)] * 40) == [0.0]
+    assert _levels(control, [_told(0.8, sm=0.4)] * 40) == [0.3]
+
+
+def test_what_costs_tokens_a_second_is_taken_back() -> None:
+    control = StallControl(MEMORY)
+    assert _levels(control, [_told(0.8)] * 60, slower=0.5) == [0.0], "15 % below costs 7.5 %, more than 3.5 %"
+    assert 2 <= control.changes <= 3 and "slower at 15% below" in control.reason
+
+
+def test_memory_around_the_threshold_makes_no_flapping() -> None:
+    control, dice = StallControl(MEMORY), random.Random(5)
+    _levels(control, [_told(0.65)] * 40)
+    before = control.changes
+    _levels(control, [_told(0.6 + dice.uniform(-0.08, 0.08)) for _ in range(35)])
+    assert control.below == 0.3 and control.changes == before
+
+
+def test_a_driver_that_falls_silent_gets_its_clocks_back() -> None:
+    control = StallControl(MEMORY)
+    assert _levels(control, [_told(0.8)] * 40) == [0.3]
+    assert _levels(control, [{}]) == [0.0] and "no utilisation" in control.reason
