@@ -375,6 +375,12 @@ class PrecisionConfig:
     """Return what the model returns in 16 bits as FP32. False: as computed, where logits beside a loss are large."""
     fp8_max_share: Annotated[float, Bound(0.0, 1.0)] = 1.0
     """Largest share of optimizer steps in FP8."""
+    max_extra_nats: Annotated[float, Bound(0.0, 100.0)] | None = None
+    """By how much FP8 may raise the loss at the end (nats). ``fp8_max_share`` falls to what keeps it, in proportion to
+    ``fp8_extra_nats``; without that it is refused."""
+    fp8_extra_nats: Annotated[float, Bound(-100.0, 100.0)] | None = None
+    """By how much a run all in FP8 ended above one without (nats), as measured on this model: the upper end of what
+    ``greentrain compare`` says; None: not known, and never guessed."""
     gamma: Annotated[float, Bound(1e-6, 1e6)] | Annotated[str, Choice(GAMMAS)] = "measured"
     """How AdamW slows down in FP8: ``measured``, a number, or ``paper``; see ``greentrain.optim``."""
     decay: Annotated[str, Choice(DECAYS)] = "keep"
@@ -387,6 +393,16 @@ class PrecisionConfig:
         check_fields(self, "precision")
         if len(set(self.gears)) != len(self.gears):
             raise ConfigError(f"precision.gears names a gear twice: {list(self.gears)}")
+        if self.max_extra_nats is not None:
+            if self.fp8_extra_nats is None:
+                raise ConfigError(
+                    f"precision.max_extra_nats is {self.max_extra_nats:g}, but nobody says what FP8 costs at the end,"
+                    " and that is not guessed: measure it with runs in FP8 beside runs without (greentrain compare) and"
+                    " set precision.fp8_extra_nats, or bound the share itself with precision.fp8_max_share"
+                )
+            if self.fp8_extra_nats > self.max_extra_nats:
+                share = min(self.fp8_max_share, self.max_extra_nats / self.fp8_extra_nats)
+                object.__setattr__(self, "fp8_max_share", share)
         if self.gears == ("fp8",) and self.fp8_max_share < 1.0:
             raise ConfigError(
                 f"precision.fp8_max_share is {self.fp8_max_share:g}, but fp8 is the only gear: add bf16 to"
@@ -424,10 +440,13 @@ class PolicyConfig:
     ``released`` is false."""
     switch_s: Annotated[float, Bound(0.0, 7 * 86_400.0)] = 0.0
     """Time in which a change of width trains nothing, at full power (s)."""
+    shift_s: Annotated[float, Bound(0.0, 86_400.0)] = 0.0
+    """Time in which a change of gear trains nothing (s), at most ``decide_s``; 0 is an assumption. A change of width
+    takes at least as long."""
     dwell_s: Annotated[float, Bound(0.0, 7 * 86_400.0)] = 0.0
     """Shortest time between two changes of width (s)."""
     switching: Annotated[str, Choice(SWITCHING)] = "auto"
-    """How mpc counts ``switch_s`` and ``dwell_s``: ``dp`` plans them, ``myopic`` not; auto: dp where one is set."""
+    """How mpc counts changes of width and gear: ``dp`` plans them, ``myopic`` not; auto: dp where one takes time."""
     margin_s: Annotated[float, Bound(0.0, 7 * 86_400.0)] = 0.0
     """Time to spare before the deadline (s)."""
     window_h: Annotated[float, Bound(1.0, 336.0)] = 24.0
@@ -452,6 +471,11 @@ class PolicyConfig:
         steps = [step for step, _ in self.schedule]
         if steps and (steps[0] != 0 or steps != sorted(set(steps))):
             raise ConfigError(f"policy.schedule has the steps {steps}; they must start at 0 and increase")
+        if self.shift_s > self.decide_s:
+            raise ConfigError(
+                f"policy.shift_s is {self.shift_s:g}, above policy.decide_s, which is {self.decide_s:g}: a gear cannot"
+                " change before the last change is over; decide less often"
+            )
         if self.plans and (self.tokens is None or self.deadline_h is None):
             missing = [key for key in ("tokens", "deadline_h") if getattr(self, key) is None]
             raise ConfigError(

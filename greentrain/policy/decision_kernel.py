@@ -42,27 +42,30 @@ ROUNDING: Final = 1e-9
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Reach:
-    """The arithmetic of a menu, a switching time and a margin."""
+    """The arithmetic of a menu, switching times and a margin."""
 
     menu: Menu
     switch_s: float = 0.0
     """Time in which a change of width trains nothing (s)."""
+    shift_s: float = 0.0
+    """Time in which a change of gear trains nothing (s), at most an epoch. A change of width takes at least as long."""
     margin_s: float = 0.0
     """Time before the deadline that is not counted on (s)."""
 
     def pending_s(self, rows: Rows, current: Rows, held_s: Array) -> Array:
-        """Return how long nothing is trained from now on, for the rest of a change of width (s).
+        """Return how long nothing is trained from now on, for a change of gear or the rest of one of width (s).
 
         Args:
             rows: Rows taken now.
             current: Rows until now, of a shape that broadcasts to that of ``rows``.
             held_s: Time since the width last changed (s), of such a shape too.
         """
-        if not self.switch_s:
+        if not self._change_s:
             return np.zeros(np.broadcast(rows, current).shape)
-        width = self.menu.width[rows]
-        under_way = np.maximum(self.switch_s - held_s, 0.0)
-        pending: Array = np.where(width != self.menu.width[current], self.switch_s, under_way)
+        width, gear = self.menu.width[rows], self.menu.gear
+        under_way = np.maximum(self._change_s - held_s, 0.0)
+        under_way = np.maximum(under_way, np.where(gear[rows] != gear[current], self.shift_s, 0.0))
+        pending: Array = np.where(width != self.menu.width[current], self._change_s, under_way)
         return np.where(width > 0, pending, 0.0)
 
     def tokens(self, seen: Outlook, rows: Rows, allowed: Allowed | None = None) -> Array:
@@ -111,12 +114,12 @@ class Reach:
         epoch = np.clip(left_s, 0.0, epoch_s)
         rest_s = left_s - self.margin_s - epoch
         speed = self.menu.tokens_per_s[rows]
-        if not self.switch_s:
+        if not self._change_s:
             return speed * epoch + np.maximum(fastest * rest_s, 0.0)
         pending = self.pending_s(rows, current, held_s)
         now = speed * np.maximum(epoch - pending, 0.0)
-        stay = best * (rest_s - np.maximum(pending - epoch, 0.0))
-        go = fastest * (rest_s - self.switch_s)
+        stay = best * (rest_s - np.maximum(pending - epoch, 0.0) - np.where(speed < best, self.shift_s, 0.0))
+        go = fastest * (rest_s - self._change_s)
         return now + np.maximum(np.maximum(stay, go), 0.0)
 
     def _speeds(self, allowed: Allowed | None) -> tuple[Array, Array | float]:
@@ -127,6 +130,10 @@ class Reach:
         if usable.ndim == 1:
             return (usable * self._alike).max(axis=1), float(usable.max())
         return (usable[:, None, :] * self._alike).max(axis=2), usable.max(axis=1)
+
+    @property
+    def _change_s(self) -> float:
+        return max(self.switch_s, self.shift_s)
 
     @cached_property
     def _free(self) -> tuple[Array, float]:
@@ -230,6 +237,7 @@ class DecisionKernel:
         policy: Decides.
         menu: Menu of the choices of a job.
         switch_s: Time in which a change of width trains nothing, at the power of the new width (s).
+        shift_s: Time in which a change of gear trains nothing, at the power of the new row (s).
         dwell_s: Shortest time between two changes of width (s).
         margin_s: Time to spare before the deadline (s).
         hysteresis: A change must save this share of the emissions at full speed; 0: every change is worth it.
@@ -242,6 +250,7 @@ class DecisionKernel:
         menu: Menu,
         *,
         switch_s: float = 0.0,
+        shift_s: float = 0.0,
         dwell_s: float = 0.0,
         margin_s: float = 0.0,
         hysteresis: float = HYSTERESIS,
@@ -249,7 +258,7 @@ class DecisionKernel:
     ) -> None:
         self.policy = policy
         self.menu = menu
-        self.reach = Reach(menu=menu, switch_s=switch_s, margin_s=margin_s)
+        self.reach = Reach(menu=menu, switch_s=switch_s, shift_s=shift_s, margin_s=margin_s)
         self._dwell_s = dwell_s
         self._hysteresis = hysteresis
         self._shields = shield

@@ -142,6 +142,12 @@ class Menu:
         """(m,) which choices run in FP8."""
         return np.array([action is not None and action.gear is Gear.FP8 for action in self.actions])
 
+    @cached_property
+    def gear(self) -> NDArray[np.int64]:
+        """(m,) which gear each choice runs in, as a number; that of off is its own."""
+        names = [-1 if action is None else list(Gear).index(action.gear) for action in self.actions]
+        return np.array(names, dtype=np.int64)
+
     @property
     def fastest(self) -> int:
         """Row of the highest speed, the cheapest of these."""

@@ -70,13 +70,14 @@ class MpcSwitching:
         menu: Menu of the choices of a job.
         switch_s: Time in which a change of width trains nothing, at the power of the new width (s).
         dwell_s: Shortest time between two changes of width (s).
+        shift_s: Time in which a change of gear trains nothing, at the power of the new row (s).
     """
 
     past_s = 0.0
 
-    def __init__(self, menu: Menu, *, switch_s: float = 0.0, dwell_s: float = 0.0) -> None:
+    def __init__(self, menu: Menu, *, switch_s: float = 0.0, dwell_s: float = 0.0, shift_s: float = 0.0) -> None:
         self.name = "mpc"
-        self._menu, self._switch_s, self._dwell_s = menu, switch_s, dwell_s
+        self._menu, self._switch_s, self._dwell_s, self._shift_s = menu, switch_s, dwell_s, shift_s
         self._plans: dict[float, Switching] = {}
 
     def choose(self, seen: Outlook) -> Choice:
@@ -88,7 +89,12 @@ class MpcSwitching:
         ahead, weights_s, step_s = _by_epoch(seen)
         if step_s not in self._plans:
             self._plans[step_s] = Switching(
-                self._menu, step_s=step_s, switch_s=self._switch_s, dwell_s=self._dwell_s, hysteresis=HYSTERESIS
+                self._menu,
+                step_s=step_s,
+                switch_s=self._switch_s,
+                dwell_s=self._dwell_s,
+                shift_s=self._shift_s,
+                hysteresis=HYSTERESIS,
             )
         first = self._plans[step_s].first(ahead, weights_s, seen.tokens_left, seen.current, seen.held_s, within=WITHIN)
         width = self._menu.width
@@ -99,7 +105,7 @@ class MpcSwitching:
             rows=first.rows,
             reasons=_MPC_SWITCHING_REASONS,
             reason=reason,
-            figures={"price": first.price * 1e6, "switch_min": np.full(n, self._switch_s / 60.0)},
+            figures={"price": first.price * 1e6, "switch_min": np.full(n, max(self._switch_s, self._shift_s) / 60)},
         )
 
 

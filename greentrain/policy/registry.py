@@ -31,9 +31,9 @@ def open_schedule(config: PolicyConfig, menu: Menu) -> SchedulePolicy:
         case "lowest_window":
             return LowestWindow(menu, config.window_h)
         case "mpc":
-            switch_s, dwell_s = config.switch_s, config.dwell_s
-            if config.switching == "dp" or (config.switching == "auto" and (switch_s > 0 or dwell_s > 0)):
-                return MpcSwitching(menu, switch_s=switch_s, dwell_s=dwell_s)
+            switch_s, dwell_s, shift_s = config.switch_s, config.dwell_s, config.shift_s
+            if config.switching == "dp" or (config.switching == "auto" and max(switch_s, dwell_s, shift_s) > 0):
+                return MpcSwitching(menu, switch_s=switch_s, dwell_s=dwell_s, shift_s=shift_s)
             return Mpc(menu)
         case "carbongear":
             return CarbonGear(menu, switch_s=config.switch_s, epoch_s=config.decide_s)

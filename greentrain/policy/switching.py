@@ -10,6 +10,9 @@ with stay and enter the least that the rows of a width emit less the worth of th
 the change and with the columns that ``dwell_s`` holds, d in all, and 0 for a job that ends. The last minimum does not
 depend on w: a column costs as much work as there are rows.
 
+Where a change of gear takes time too (``shift_s``), each gear of a width is a width of its own here, with a third way
+to come from one to the other: shift[k, w'] + W[k + 1, w'] over the gears w' of the same width.
+
 The price is the one at which tokens x price + W[0] is largest (the dual). It is concave, so a comb of prices, swept
 together from the deadline back to now, brackets the largest value, and the next comb is laid into the bracket. No
 plan emits less than the dual's value; by how much a plan that is returned emits more is its duality gap.
@@ -19,7 +22,7 @@ width), r rows a width. Costs are grams less the worth of tokens at a price.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -32,10 +35,12 @@ from greentrain.types import J_PER_KWH
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Widths:
-    """The rows of a menu by width, only those that can be best at their width."""
+    """The rows of a menu by width, only those that can be best at their width; by width and gear where asked."""
 
     width: Rows
-    """(g,)"""
+    """(g,) in order."""
+    of_row: Rows
+    """(m,) index of each row's width."""
     rows: Rows
     """(g, r); a width with fewer rows repeats its last."""
     speed: Array
@@ -44,14 +49,28 @@ class Widths:
     """(g, r) grams a second at 1 g/kWh."""
 
     @classmethod
-    def of(cls, menu: Menu) -> "Widths":
-        """Return the widths of a menu."""
-        widths = np.unique(menu.width)
-        alike = [np.flatnonzero(menu.width == width) for width in widths]
+    def of(cls, menu: Menu, *, by_gear: bool = False) -> "Widths":
+        """Return the widths of a menu.
+
+        Args:
+            menu: The choices.
+            by_gear: Whether each gear of a width counts as a width.
+        """
+        keys = np.stack([menu.width, menu.gear if by_gear else np.zeros_like(menu.width)])
+        groups, of_row = np.unique(keys, axis=1, return_inverse=True)
+        of_row = of_row.reshape(-1)
+        alike = [np.flatnonzero(of_row == group) for group in range(groups.shape[1])]
         kept = [some[steps_up(menu.only(some))[0]] for some in alike]
         most = max(map(len, kept))
         rows = np.stack([np.pad(some, (0, most - len(some)), mode="edge") for some in kept])
-        return cls(width=widths, rows=rows, speed=menu.tokens_per_s[rows], g_per_s=menu.power_w[rows] / J_PER_KWH)
+        widths: Rows = groups[0]
+        return cls(
+            width=widths,
+            of_row=of_row,
+            rows=rows,
+            speed=menu.tokens_per_s[rows],
+            g_per_s=menu.power_w[rows] / J_PER_KWH,
+        )
 
     def cost(
         self,
@@ -83,6 +102,8 @@ class SwitchRules:
     dwell_s: float
     hysteresis: float = 0.0
     """Share of what ``switch_s`` loses that a first change must gain beyond its cost."""
+    shift_s: float = 0.0
+    """Time lost by a change of gear at the same width, no more than a column."""
 
     @property
     def held(self) -> int:
@@ -114,6 +135,8 @@ class Costs:
     """(h, g, n, l) of a change to a width at a column, until it may be left, and of all that comes then."""
     left: Array
     """(h + 1, g, n, l) of all from a column on, having a width and being free to change it."""
+    shift: Array | None = None
+    """(g, n, l) of a change to this gear of the same width in the first column, and of all that comes then."""
 
     @classmethod
     def of(cls, widths: Widths, rules: SwitchRules, g: Array, weights_s: Array, prices: Array) -> "Costs":
@@ -127,6 +150,10 @@ class Costs:
             prices: (n, l) prices of a token (g).
         """
         stay, enter = _columns(widths, rules, g, weights_s, prices)
+        shift = (
+            _columns(widths, replace(rules, switch_s=rules.shift_s), g, weights_s, prices)[1] if rules.shift_s else None
+        )
+        _, first, same = np.unique(widths.width, return_index=True, return_inverse=True)
         h, held = len(stay), rules.held
         left = np.zeros((h + 1, *stay.shape[1:]))
         least = np.empty(stay.shape[2:])
@@ -142,7 +169,10 @@ class Costs:
                 np.minimum(least, 0.0, out=least)
             np.add(stay[k], left[k + 1], out=left[k])
             np.minimum(left[k], least, out=left[k])
-        return cls(stay=stay, enter=enter, left=left)
+            if shift is not None:
+                shift[k] += left[k + 1]
+                np.minimum(left[k], np.minimum.reduceat(shift[k], first, axis=0)[same], out=left[k])
+        return cls(stay=stay, enter=enter, left=left, shift=None if shift is None else shift[0])
 
 
 def _while_held(stay: Array, enter: Array, rules: SwitchRules) -> tuple[Array, Array]:
@@ -241,7 +271,9 @@ class Switching:
         menu: Menu of the choices of the jobs.
         step_s: Spacing of the columns (s); dwell counts in whole columns.
         switch_s: Time in which a change of width trains nothing (s).
-        dwell_s: Shortest time between two changes of width (s).
+        dwell_s: Shortest time between two changes of width (s); the gear is held with it.
+        shift_s: Time in which a change of gear trains nothing (s), at most ``step_s``. A change of width takes at least
+            as long.
         hysteresis: Least gain of a first change beyond its cost, as a share of what ``switch_s`` loses at full speed:
             a forecast that wavers would else have a job follow it. It changes no value, only the first rows.
 
@@ -250,16 +282,31 @@ class Switching:
     """
 
     def __init__(
-        self, menu: Menu, *, step_s: float, switch_s: float = 0.0, dwell_s: float = 0.0, hysteresis: float = 0.0
+        self,
+        menu: Menu,
+        *,
+        step_s: float,
+        switch_s: float = 0.0,
+        dwell_s: float = 0.0,
+        shift_s: float = 0.0,
+        hysteresis: float = 0.0,
     ) -> None:
         if not (switch_s >= 0 and dwell_s >= 0 and step_s > 0):
             raise ConfigError(
                 f"switch_s is {switch_s:g}, dwell_s {dwell_s:g} and step_s {step_s:g}; the first two must be at least"
                 " 0 s, the last above 0 s"
             )
+        if not 0 <= shift_s <= step_s:
+            raise ConfigError(f"shift_s is {shift_s:g}; it must be from 0 s to a step of the plan, {step_s:g} s")
         self.menu = menu
-        self.rules = SwitchRules(step_s=step_s, switch_s=switch_s, dwell_s=dwell_s, hysteresis=hysteresis)
-        self.widths = Widths.of(menu)
+        self.rules = SwitchRules(
+            step_s=step_s,
+            switch_s=max(switch_s, shift_s),
+            dwell_s=dwell_s,
+            hysteresis=hysteresis,
+            shift_s=shift_s,
+        )
+        self.widths = Widths.of(menu, by_gear=shift_s > 0)
 
     def first(
         self, g_per_kwh: Array, weights_s: Array, tokens: Array, current: Rows, held_s: Array, *, within: float = 0.01
@@ -281,7 +328,7 @@ class Switching:
         rows = np.where(np.isinf(found), self.menu.fastest, OFF)
         bound_g = np.where(np.isinf(found), np.inf, 0.0)
         some = np.flatnonzero(np.isfinite(found) & (tokens > 0))
-        width = np.searchsorted(self.widths.width, self.menu.width[current])
+        width = self.widths.of_row[current]
         state = JobsOnGrid(g=seen, weights_s=weights_s, tokens=tokens, width=width, held_s=held_s)
         for at in range(0, some.size, _CHUNK):
             jobs = some[at : at + _CHUNK]
@@ -375,10 +422,18 @@ def _now(widths: Widths, rules: SwitchRules, state: JobsOnGrid, prices: Array) -
     """Return (n, l) twice: the dual's value at each of l prices, and the best row of the first column."""
     costs = Costs.of(widths, rules, state.g, state.weights_s, prices)
     begin = Beginning.of(widths, rules, state, prices, costs)
+    free = begin.bound[:, None] == 0
     to = costs.enter[0].argmin(axis=0)
-    enter = np.where(begin.bound[:, None] == 0, costs.enter[0].min(axis=0), np.inf)
-    lost_s = np.array([[rules.lost_s(0)]])
+    change = np.where(free, costs.enter[0].min(axis=0), np.inf)
+    lost_s: Array = np.full(prices.shape, rules.lost_s(0))
+    needs_s: Array = np.full(prices.shape, rules.switch_s)
+    if costs.shift is not None:
+        beside = widths.width[:, None] == widths.width[state.width]
+        shift = np.where(beside[:, :, None] & free, costs.shift, np.inf)
+        better = shift.min(axis=0) < change
+        to, change = np.where(better, shift.argmin(axis=0), to), np.minimum(change, shift.min(axis=0))
+        lost_s, needs_s = np.where(better, rules.shift_s, lost_s), np.where(better, rules.shift_s, needs_s)
     some = widths.cost(state.g[:, :1], state.weights_s[:, :1], lost_s, prices, to)
-    little = rules.hysteresis * rules.switch_s * widths.speed.max() * prices
-    rows = np.where(begin.stay <= enter + little, begin.rows, widths.rows[to, some.argmin(axis=2)])
-    return prices * state.tokens[:, None] + np.minimum(begin.stay, enter), rows
+    little = rules.hysteresis * needs_s * widths.speed.max() * prices
+    rows = np.where(begin.stay <= change + little, begin.rows, widths.rows[to, some.argmin(axis=2)])
+    return prices * state.tokens[:, None] + np.minimum(begin.stay, change), rows

@@ -275,7 +275,13 @@ def named_policy(name: str, config: PolicyConfig, menu: Menu) -> SchedulePolicy:
 def kernel_of(config: PolicyConfig, policy: SchedulePolicy, menu: Menu, shield: bool = True) -> DecisionKernel:
     """Return the kernel as training uses it; there the shield is always on."""
     return DecisionKernel(
-        policy, menu, switch_s=config.switch_s, dwell_s=config.dwell_s, margin_s=config.margin_s, shield=shield
+        policy,
+        menu,
+        switch_s=config.switch_s,
+        shift_s=config.shift_s,
+        dwell_s=config.dwell_s,
+        margin_s=config.margin_s,
+        shield=shield,
     )
 
 

@@ -195,6 +195,10 @@ def resting(config: GreenConfig, result: SimulationResult) -> str:
     policy = config.policy
     held = "given back, and cost nothing" if policy.released is not False else f"held, at {policy.idle_w:g} W each"
     changes = f"; a change of width costs {policy.switch_s:g} s" if policy.switch_s else ""
+    if len(np.unique(result.menu.gear)) > 2:
+        changes += (
+            f"; a change of gear {f'costs {policy.shift_s:g} s' if policy.shift_s else 'is assumed to cost nothing'}"
+        )
     return f"Static is {result.menu.names()[result.menu.static]} at once; ranks that do not work are {held}{changes}"
 
 

@@ -1,6 +1,7 @@
 """Static and scripted policies, and what the shield lets through."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -45,6 +46,24 @@ def test_a_vetoed_gear_is_replaced_and_the_reason_told() -> None:
     assert loop.decide(at(0), {}, {Gear.FP8: "too noisy", Gear.BF16: "broken"}).gear is Gear.FP32
 
 
+@pytest.mark.parametrize(
+    ("bound", "extra", "asked", "share"),
+    [
+        (0.002, 0.008, 1.0, 0.25),
+        (0.002, 0.008, 0.1, 0.1),
+        (0.01, 0.008, 1.0, 1.0),
+        (0.0, -0.003, 1.0, 1.0),
+        (0.0, 0.1, 1.0, 0.0),
+    ],
+)
+def test_a_bound_on_the_loss_bounds_the_share_of_fp8(bound: float, extra: float, asked: float, share: float) -> None:
+    given = PrecisionConfig(max_extra_nats=bound, fp8_extra_nats=extra, fp8_max_share=asked)
+    assert given.fp8_max_share == pytest.approx(share)
+    assert replace(given, probe_every=5).fp8_max_share == given.fp8_max_share
+    loop = GearLoop(StaticPolicy(Gear.FP8), (Gear.FP8, Gear.BF16), given.fp8_max_share)
+    assert loop.decide(at(99), {Gear.FP8: 26, Gear.BF16: 74}, {}).gear is (Gear.FP8 if share == 1.0 else Gear.BF16)
+
+
 def test_a_run_of_fp8_alone_has_nothing_to_go_back_to() -> None:
     loop = GearLoop(StaticPolicy(Gear.FP8), (Gear.FP8,))
     assert loop.decide(at(0), {}, {Gear.FP8: "too noisy"}).gear is Gear.FP8
@@ -65,6 +84,12 @@ def test_where_every_precise_gear_is_ruled_out_fp8_stands_in() -> None:
         ({"precision": {"gears": ["bf16", "bf16"]}}, ["twice"]),
         ({"precision": {"gears": ["fp8"], "fp8_max_share": 0.4}}, ["only gear", "add bf16"]),
         ({"precision": {"gears": ["fp8"], "fp8_max_share": 1.2}}, ["fp8_max_share", "1.2", "between 0 and 1"]),
+        ({"precision": {"max_extra_nats": 0.01}}, ["max_extra_nats is 0.01", "not guessed", "greentrain compare"]),
+        (
+            {"precision": {"gears": ["fp8"], "max_extra_nats": 0.01, "fp8_extra_nats": 0.02}},
+            ["fp8_max_share is 0.5", "only gear"],
+        ),
+        ({"policy": {"shift_s": 30.0, "decide_s": 10.0}}, ["policy.shift_s is 30", "decide_s, which is 10"]),
         ({"precision": {"gears": ["fp8"], "gamma": 0}}, ["precision.gamma is 0.0", "between"]),
         ({"precision": {"gears": ["fp8"], "gamma": "measure"}}, ["Did you mean 'measured'"]),
         ({"precision": {"gears": ["fp8"], "backend": "te"}}, ["precision.backend", "transformer_engine"]),

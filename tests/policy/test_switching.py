@@ -2,13 +2,14 @@
 
 import itertools
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from greentrain.errors import ConfigError
+from greentrain.policy.action_table import ActionTable
 from greentrain.policy.menu import OFF, Menu
 from greentrain.policy.switching import FirstColumn, Switching
 from greentrain.policy.waterfill import solve
@@ -30,6 +31,7 @@ class Tiny:
     dwell_s: float
     current: int
     held_s: float
+    shift_s: float = 0.0
 
     @classmethod
     def of(cls, seed: int) -> "Tiny":
@@ -48,9 +50,23 @@ class Tiny:
             held_s=float(rng.choice([0.0, 3600.0, 1e6])),
         )
 
+    def with_gears(self, seed: int) -> "Tiny":
+        """Return the same job with another gear at each of two widths, whose changes take time."""
+        rng = np.random.default_rng(seed)
+        rows = [
+            {"gear": gear, "ranks": n, "tokens_per_s": rng.uniform(1, 9) * n, "power_w": rng.uniform(50, 500) * n}
+            for n in (1, 2)
+            for gear in ("bf16", "fp8")
+        ]
+        menu = Menu.of(ActionTable.declare(rows, device="a device", where="test"))
+        some = slice(0, min(len(self.g), 4))
+        current, shift_s = int(rng.integers(len(menu))), float(rng.choice([60.0, 900.0, 3600.0]))
+        g, weights_s = self.g[some], self.weights_s[some]
+        return replace(self, menu=menu, g=g, weights_s=weights_s, current=current, shift_s=shift_s)
+
     @property
     def switching(self) -> Switching:
-        return Switching(self.menu, step_s=3600.0, switch_s=self.switch_s, dwell_s=self.dwell_s)
+        return Switching(self.menu, step_s=3600.0, switch_s=self.switch_s, dwell_s=self.dwell_s, shift_s=self.shift_s)
 
     def first(self, tokens: float) -> FirstColumn:
         return self.switching.first(
@@ -65,13 +81,19 @@ class Tiny:
     def run(self, rows: tuple[int, ...]) -> tuple[float, float] | None:
         """Return tokens and grams of rows, the job ending behind the last of them; None where a width is not held."""
         width, held_s, tokens, grams = self.menu.width[self.current], self.held_s, 0.0, 0.0
-        pending_s = max(self.switch_s - held_s, 0.0) if width else 0.0
+        gear, switch_s = self.menu.gear[self.current], max(self.switch_s, self.shift_s)
+        pending_s = max(switch_s - held_s, 0.0) if width else 0.0
         for k, row in enumerate(rows):
             if self.menu.width[row] != width:
                 if held_s < self.dwell_s:
                     return None
                 width, held_s = self.menu.width[row], 0.0
-                pending_s = self.switch_s if width else 0.0
+                pending_s = switch_s if width else 0.0
+            elif self.shift_s and self.menu.gear[row] != gear:
+                if held_s < self.dwell_s:
+                    return None
+                pending_s = max(pending_s, self.shift_s)
+            gear = self.menu.gear[row]
             weight_s = self.weights_s[k]
             tokens += self.menu.tokens_per_s[row] * max(weight_s - pending_s, 0.0)
             grams += self.g[k] * self.menu.power_w[row] * weight_s / 3.6e6
@@ -114,6 +136,27 @@ def test_the_programme_is_exact_at_its_price_and_bounds_every_plan(seed: int) ->
     assert (plan.tokens, plan.grams) == pytest.approx(done)
     assert plan.tokens >= tokens * (1 - 1e-9)
     assert plan.bound_g <= optimum * (1 + 1e-9) and optimum <= plan.grams * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_changes_of_gear_that_take_time_are_planned_exactly(seed: int) -> None:
+    job = Tiny.of(seed).with_gears(seed)
+    plans = job.all()
+    most = max(done for _, done, _ in plans)
+    if most == 0.0:  # all of the time goes into the first change
+        return
+    tokens = float(np.random.default_rng(seed).uniform(0.1, 0.9)) * most
+    found = job.first(tokens)
+    price = float(found.price[0])
+    value = {rows: price * (tokens - done) + grams for rows, done, grams in plans}
+    least = min(value.values())
+    assert found.bound_g[0] == pytest.approx(least, rel=1e-9)
+    assert any(value[rows] <= least * (1 + 1e-9) for rows in value if rows[0] == found.rows[0])
+
+
+def test_a_shift_longer_than_a_step_is_refused() -> None:
+    with pytest.raises(ConfigError, match="shift_s is 4000; it must be from 0 s to a step of the plan, 3600 s"):
+        Switching(MENU, step_s=3600.0, shift_s=4000.0)
 
 
 def real(traces: Path, name: str, first: int, hours: int) -> Array:

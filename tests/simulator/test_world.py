@@ -13,7 +13,7 @@ from greentrain.policy.action_sources import IDLE_NODE_W, reference_table
 from greentrain.policy.baselines import CarbonBlind, LowestWindow, Spot, StaticSchedule, Threshold
 from greentrain.policy.decision_kernel import DecisionKernel
 from greentrain.policy.menu import OFF, Menu
-from greentrain.policy.mpc import Mpc
+from greentrain.policy.mpc import Mpc, MpcSwitching
 from greentrain.policy.outlook import SchedulePolicy
 from greentrain.policy.waterfill import solve
 from greentrain.simulator.grid_trace import Array, Forecaster, GridTrace, Sight
@@ -79,6 +79,23 @@ def test_a_change_of_width_trains_nothing_for_a_while_at_full_power() -> None:
     assert track.joules.tolist() == pytest.approx([MENU.power_w[four] * 3.5 * HOUR])
     assert track.history is not None
     assert track.history.tokens[0, :4] / speed / HOUR == pytest.approx([0.0, 0.5, 1.0, 0.5])
+
+
+def test_a_change_of_gear_trains_nothing_for_a_while_and_is_no_change_of_width() -> None:
+    fp8 = MENU.names().index("fp8 on 8")
+    grid, speed = trace(np.full(60, 100.0)), float(MENU.tokens_per_s[fp8])
+    track = run(Fixed([fp8]), grid, tokens=speed * 2 * HOUR, deadline_s=9 * HOUR, shift_s=600.0)
+    assert track.switches.tolist() == [0]
+    assert track.end_s.tolist() == pytest.approx([2 * HOUR + 600.0])
+    assert track.joules.tolist() == pytest.approx([MENU.power_w[fp8] * (2 * HOUR + 600.0)])
+
+
+@pytest.mark.parametrize("epoch_s", [HOUR, 600.0])
+def test_shifts_that_take_time_miss_no_deadline(epoch_s: float) -> None:
+    grid, most = trace(wandering(200)), float(MENU.tokens_per_s.max()) * (60 * HOUR - 500.0)
+    for policy in (*policies(MENU), MpcSwitching(MENU, shift_s=500.0)):
+        track = run(policy, grid, tokens=most, deadline_s=60 * HOUR, epoch_s=epoch_s, shift_s=500.0)
+        assert not track.missed.any(), policy.name
 
 
 def test_held_ranks_are_paid_until_the_end() -> None:

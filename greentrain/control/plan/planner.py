@@ -400,6 +400,7 @@ class Planner:
             self._make(menu),
             menu,
             switch_s=self._config.switch_s,
+            shift_s=self._config.shift_s,
             dwell_s=self._config.dwell_s,
             margin_s=self._config.margin_s,
         )
