@@ -94,6 +94,10 @@ class Driver:
         self.session = session if isinstance(session, GreenSession) else GreenSession(session)
         self.owned = False
         """True while the session runs and this driver started it."""
+        self._place: tuple[int, int] | None = None
+        """Rank and number of processes of the run that was finished last; None: it is not to be gone on with."""
+        self._trained = False
+        """Whether that run holds a training."""
         self._phase: str | None = None
         self._token = 0
         self._tokens = 0
@@ -116,8 +120,11 @@ class Driver:
         local_world_size: int | None = None,
         data_parallel: Any = None,
         model: torch.nn.Module | None = None,
+        training: bool = True,
     ) -> None:
         """Start the session unless it runs. What the user got wrong is raised here, before training.
+
+        Evaluations around a training are phases of its run: what is finished is gone on with, until a second training.
 
         Args:
             rank: Rank of this process.
@@ -126,6 +133,7 @@ class Driver:
             local_world_size: Number of processes on this node; None: the launcher knows better than the framework.
             data_parallel: As in ``GreenSession``, but what says nothing is no error; None: the framework does not say.
             model: Model whose parameters are counted; None: there is none to count.
+            training: False: what starts is an evaluation, a test or a prediction alone.
 
         Raises:
             MeterError: A meter that was asked for by name cannot be opened.
@@ -143,8 +151,12 @@ class Driver:
                 local_world_size=max(local_world_size or local_size(rank, world_size, local_rank), local_rank + 1),
                 host=socket.gethostname(),
             )
+            goes_on = self._place == (rank, world_size) and not (training and self._trained)
+            if goes_on:
+                self.session.load_state_dict(self.session.state_dict())
             self.session.start(place, BatchGroup.find(data_parallel, place) or BatchGroup.find(model, place))
-            self.owned = True
+            self.owned, self._place = True, (rank, world_size)
+            self._trained = training or (goes_on and self._trained)
         except GreenTrainError:
             raise
         except Exception as error:
@@ -327,6 +339,7 @@ class Driver:
     def load(self, state: Mapping[str, Any], rank: int) -> None:
         """Continue the run of a checkpoint written by rank 0: the totals are rank 0's, the run is everybody's."""
         if state and not self.session.running:
+            self._place = None
             self.session.load_state_dict(state if rank == 0 else {**state, "totals": {}})
 
     @never_raises
@@ -345,6 +358,7 @@ class Driver:
         self.release()
         if self.owned:
             self.owned = False
+            self._place = self._place if reason == "finished" else None
             self.session.close(reason)
             self._say_where()
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from greentrain.callbacks.driver import Driver, SessionLike
 from greentrain.errors import ConfigError
 from greentrain.types import Phase
@@ -30,20 +32,22 @@ PAUSE_CHECKPOINT = "greentrain-pause.ckpt"
 class GreenCallback(Callback):
     """Drives a GreenSession from Lightning's hooks.
 
-    Each ``fit``, ``validate``, ``test`` or ``predict`` is a run; a fit from a checkpoint continues the run of the
-    checkpoint. Rank 0 logs ``green/energy_j``, ``green/power_w``, ``green/emissions_g``, ``green/tokens_per_j``
-    and ``green/g_per_ktoken`` to the Trainer's loggers every ``log_every_n_steps`` and at the end, for all ranks whose
-    files it can see (``green/ranks`` counts them).
+    Each ``fit`` is a run; one from a checkpoint continues the run of the checkpoint. A ``validate``, ``test`` or
+    ``predict`` before or after a fit, also of another Trainer with this callback, is a phase ``eval`` of the fit's run:
+    nothing is booked in between. Rank 0 logs ``green/energy_j``, ``green/power_w``, ``green/emissions_g``,
+    ``green/tokens_per_j`` and ``green/g_per_ktoken`` to the Trainer's loggers every ``log_every_n_steps`` and at the
+    end, for all ranks whose files it can see (``green/ranks`` counts them).
 
     Args:
-        session: A finished GreenSession, or anything GreenSession accepts.
+        session: A finished GreenSession, or anything GreenSession accepts. Of LightningCLI's command line
+            ``--trainer.callbacks+=GreenCallback --trainer.callbacks.session.run.name=mine`` sets a key.
 
     Raises:
         ConfigError: The configuration is wrong.
     """
 
     def __init__(self, session: SessionLike = None) -> None:
-        self._driver = Driver(session)
+        self._driver = Driver(_sections(session) if isinstance(session, Mapping) else session)
         self.session = self._driver.session
         """The session, with its totals, run folder and report path."""
         self._steps = 0
@@ -103,6 +107,7 @@ class GreenCallback(Callback):
             local_world_size=trainer.num_devices,
             data_parallel=vars(trainer.strategy).get("_device_mesh"),  # ModelParallelStrategy's
             model=pl_module,
+            training=self._fitting,
         )
 
     def _bind(self, trainer: Trainer) -> None:
@@ -189,6 +194,27 @@ class GreenCallback(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if self._fitting:
             self._driver.load(state_dict, self._rank)
+
+
+def _sections(told: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a configuration whose keys with dots, as jsonargparse makes of ``session.run.name=text``, are sections."""
+    if not any("." in str(key) for key in told):
+        return told
+    out: dict[str, Any] = {}
+    for key, value in told.items():
+        *path, last = str(key).split(".")
+        section = out
+        for name in path:
+            section = section.setdefault(name, {})
+        read = _read(value)
+        section[last] = {**section.get(last, {}), **read} if isinstance(read, dict) else read
+    return out
+
+
+def _read(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _read(inner) for key, inner in value.items()}
+    return yaml.safe_load(value) if isinstance(value, str) else value
 
 
 def _loss(trainer: Trainer, pl_module: LightningModule, batch_idx: int, batch: Any) -> Any:

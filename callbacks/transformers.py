@@ -45,7 +45,8 @@ STAGES: Final = {"_generate": Phase.GENERATE, "_calculate_rewards": Phase.REWARD
 class GreenCallback(TrainerCallback, ExportableState):
     """Drives a GreenSession from the Trainer's events.
 
-    Each ``train`` is a run; one that resumes from a checkpoint continues the run of the checkpoint. Every log of
+    Each ``train`` is a run; one that resumes from a checkpoint continues the run of the checkpoint. An ``evaluate`` or
+    ``predict`` before or after it is a phase ``eval`` of the same run: nothing is booked in between. Every log of
     the Trainer carries ``green/energy_j``, ``green/power_w``, ``green/emissions_g``, ``green/tokens_per_j`` and
     ``green/g_per_ktoken``, in ``log_history`` and in the ``report_to`` loggers, for all ranks whose files rank 0 can
     see (``green/ranks`` counts them).
@@ -121,7 +122,7 @@ class GreenCallback(TrainerCallback, ExportableState):
         self._training = True
         self._seen_tokens = state.num_input_tokens_seen
 
-    def _start(self, args: Any, model: Any, trainer: Any) -> None:
+    def _start(self, args: Any, model: Any, trainer: Any, *, training: bool = True) -> None:
         accelerator = getattr(trainer, "accelerator", None)
         self._driver.start(
             rank=args.process_index,
@@ -129,6 +130,7 @@ class GreenCallback(TrainerCallback, ExportableState):
             local_rank=args.local_process_index,
             data_parallel=self._driver.batches_of(accelerator),
             model=model,
+            training=training,
         )
 
     @never_raises
@@ -216,7 +218,7 @@ class GreenCallback(TrainerCallback, ExportableState):
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not self._training:
-            self._start(args, kwargs["model"], calling(Trainer))
+            self._start(args, kwargs["model"], calling(Trainer), training=False)
             self._driver.enter(Phase.EVAL)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

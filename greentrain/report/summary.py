@@ -31,7 +31,8 @@ carbon                  operational (location, market), embodied low/mid/high, e
                         operational_interval_g, emissions_interval_g
 gears                   one a precision gear: energy, time and work in it, and their ratios, but for those of one whose
                         attribution is blurred: too short for its sensors; empty without gears
-layers                  which linear layers may run in FP8, on which backend, and why not the others; null: no FP8
+layers                  which linear layers may run in FP8, on which backend, why not the others and what else holds
+                        parameters, each with its share of the model's (``of``: of an older run, of its linear layers')
 action_table            speed, power and J/token of each gear side by side, where the run measured them; or null
 gear_shifts             how many shifts there were; the first ones are among the events
 plan                    where a policy planned against the grid: deadline met or missed, decisions, hours by row of
@@ -957,7 +958,7 @@ def _source(row: Mapping[str, Any]) -> str:
 
 
 def layer_figures(run: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return how many linear layers may run in FP8, on which backend, and the others by reason; None without a plan.
+    """Return how much of a model may run in FP8, on which backend, and the rest by reason; None without a plan.
 
     Args:
         run: run.json; ``layers`` and ``gear_backend`` are read.
@@ -965,6 +966,7 @@ def layer_figures(run: Mapping[str, Any]) -> dict[str, Any] | None:
     layers = run.get("layers")
     if not layers:
         return None
+    whole = all("parameters" in layer for layer in layers)  # an older run lists its linear layers alone
     groups: dict[tuple[bool, str], dict[str, Any]] = {}
     for layer in layers:
         chosen, reason = bool(layer["chosen"]), str(layer["reason"])
@@ -972,16 +974,19 @@ def layer_figures(run: Mapping[str, Any]) -> dict[str, Any] | None:
             (chosen, reason), {"chosen": chosen, "reason": reason, "count": 0, "weights": 0, "names": []}
         )
         group["count"] += 1
-        group["weights"] += layer["in_features"] * layer["out_features"]
+        group["weights"] += layer["parameters"] if whole else layer["in_features"] * layer["out_features"]
         if len(group["names"]) < NAMES:
             group["names"].append(layer["name"])
     ordered = sorted(groups.values(), key=lambda group: (not group["chosen"], -group["weights"]))
-    chosen_weights = sum(group["weights"] for group in ordered if group["chosen"])
+    weights = sum(group["weights"] for group in ordered)
+    for group in ordered:
+        group["share"] = ratio(group["weights"], weights)
     return {
         "backend": run.get("gear_backend") or None,
-        "count": len(layers),
+        "count": sum(not whole or layer["in_features"] is not None for layer in layers),
         "chosen": sum(group["count"] for group in ordered if group["chosen"]),
-        "weight_share": ratio(chosen_weights, sum(group["weights"] for group in ordered)),
+        "weight_share": ratio(sum(group["weights"] for group in ordered if group["chosen"]), weights),
+        "of": "the model's parameters" if whole else "their weights",
         "groups": ordered,
     }
 

@@ -222,6 +222,46 @@ def test_two_fits_are_two_runs(tmp_path: Path, recorder: Make) -> None:
     assert session.totals().steps == 8
 
 
+def test_evaluations_around_a_fit_are_phases_of_its_run(tmp_path: Path, recorder: Make) -> None:
+    session, module = recorder(), Module()
+    callback = GreenCallback(session)
+    trainer = _trainer(tmp_path, callback)
+    trainer.validate(module, text_loader())
+    first, before = session.folder, session.totals()
+    trainer.fit(module, text_loader())
+    trainer.test(module, text_loader())
+    _trainer(tmp_path, callback).predict(module, text_loader())
+    assert (
+        session.folder == first and first is not None and [path.name for path in first.parent.iterdir()] == [first.name]
+    )
+    record = read_run(first)
+    (rank,) = record.ranks
+    assert rank.totals.steps == 8 and rank.close is not None and rank.close["reason"] == "finished"
+    assert rank.totals.by_phase["eval"] > before.by_phase["eval"] > 0
+    assert rank.totals.duration_s == pytest.approx(sum(e.t1_unix_s - e.t0_unix_s for e in rank.entries))
+    trainer.fit_loop.max_epochs = 2
+    trainer.fit(module, text_loader())
+    second = session.folder
+    trainer.test(module, text_loader())
+    assert second == session.folder != first, (
+        "a second fit, as of a sweep, has a run of its own, and its tests are there"
+    )
+    assert session.totals().steps == 8
+
+
+def test_an_evaluation_behind_a_fit_that_failed_is_no_part_of_it(tmp_path: Path, recorder: Make) -> None:
+    session, module = recorder(), Module()
+    module.fail_at = 1
+    trainer = _trainer(tmp_path, GreenCallback(session))
+    with pytest.raises(RuntimeError, match="user's code"):
+        trainer.fit(module, text_loader())
+    failed = session.folder
+    trainer.test(module, text_loader())
+    assert failed is not None and session.folder != failed
+    close = read_run(failed).ranks[0].close
+    assert close is not None and close["reason"] == "exception"
+
+
 @pytest.mark.parametrize("task", ["validate", "test", "predict"])
 def test_evaluation_alone_is_measured(tmp_path: Path, recorder: Make, task: str) -> None:
     session = recorder()
@@ -325,6 +365,40 @@ def test_processes_that_do_not_know_each_other_are_refused(tmp_path: Path, monke
         callback.setup(trainer, None, "fit")  # type: ignore[arg-type]
     monkeypatch.setenv("WORLD_SIZE", "1")
     callback.setup(trainer, None, "fit")  # type: ignore[arg-type]
+
+
+def _cli_session(folder: Path, *args: str) -> Any:
+    from lightning.pytorch.cli import LightningCLI
+
+    cli = LightningCLI(
+        Module,
+        args=["--trainer.logger=false", f"--trainer.default_root_dir={folder}", "--trainer.accelerator=cpu", *args],
+        run=False,
+        save_config_callback=None,
+        seed_everything_default=False,
+    )
+    (callback,) = (c for c in cli.trainer.callbacks if isinstance(c, GreenCallback))  # type: ignore[attr-defined]
+    return callback.session
+
+
+def test_lightning_cli_sets_keys_of_the_session(tmp_path: Path) -> None:
+    pytest.importorskip("jsonargparse", reason="LightningCLI takes jsonargparse")
+    (tmp_path / "green.yaml").write_text(f"run: {{dir: {tmp_path}, name: from-file}}\n", encoding="utf-8")
+    green, key = "--trainer.callbacks+=GreenCallback", "--trainer.callbacks.session"
+    config = _cli_session(
+        tmp_path, green, f"{key}.run.name=mine", f"{key}.run.book_s=7", f"{key}.carbon.zone=FR"
+    ).config
+    assert (config.run.name, config.run.book_s, config.carbon.zone) == ("mine", 7.0, "FR")
+    assert _cli_session(tmp_path, green, f"{key}={tmp_path / 'green.yaml'}").config.run.name == "from-file"
+    assert _cli_session(tmp_path, green).config.run.name == "train"
+
+
+def test_keys_with_dots_are_sections() -> None:
+    told = {"run.name": "mine", "carbon": {"zone": "FR"}, "carbon.pue": "1.2", "run.report": False}
+    config = GreenCallback(told).session.config
+    assert (config.run.name, config.run.report, config.carbon.zone, config.carbon.pue) == ("mine", False, "FR", 1.2)
+    with pytest.raises(ConfigError, match=r"unknown key run\.nme"):
+        GreenCallback({"run.nme": "mine"})
 
 
 def test_ranks_that_share_a_batch_count_it_once(recorder: Make) -> None:

@@ -185,6 +185,26 @@ def test_a_second_training_is_a_run_of_its_own(tmp_path: Path, recorder: Make) -
     assert session.totals().steps == 4
 
 
+def test_evaluations_around_a_training_are_phases_of_its_run(tmp_path: Path, recorder: Make) -> None:
+    session = recorder()
+    trainer = _trainer(tmp_path, GreenCallback(session), per_device_eval_batch_size=2)
+    trainer.evaluate()
+    first, before = session.folder, session.totals()
+    trainer.train()
+    trainer.evaluate()
+    trainer.predict(Text(4))
+    assert first is not None and session.folder == first
+    totals = read_run(first).ranks[0].totals
+    assert totals.steps == 4 and totals.by_phase["eval"] > before.by_phase["eval"] > 0
+    trainer.train()
+    second = session.folder
+    trainer.evaluate()
+    assert second == session.folder != first
+    other = recorder()
+    _trainer(tmp_path, GreenCallback(other), per_device_eval_batch_size=2).evaluate()
+    assert other.folder not in (first, second), "another Trainer with a callback of its own"
+
+
 @pytest.mark.long
 def test_a_checkpoint_without_us_loads_with_us_and_back(tmp_path: Path, recorder: Make) -> None:
     options: dict[str, Any] = {"save_strategy": "steps", "save_steps": 4}

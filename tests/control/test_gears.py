@@ -659,6 +659,6 @@ def test_run_json_says_which_layers_run_in_fp8_and_why_the_others_do_not() -> No
     said = gears.describe()
     assert said["gear_backend"].startswith("scaled_mm: torch.nn.functional.scaled_mm of torch ")
     assert [(layer["name"], layer["chosen"]) for layer in said["layers"]] == [("0", True), ("1", False)]
-    assert set(said["layers"][0]) == {"name", "in_features", "out_features", "chosen", "reason"}
+    assert set(said["layers"][0]) == {"name", "in_features", "out_features", "parameters", "chosen", "reason"}
     assert said["layers"][1]["reason"] == "32 inputs and 8 outputs are not both multiples of 16"
     assert precise.describe() == {"gear_backend": "", "layers": []}

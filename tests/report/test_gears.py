@@ -178,6 +178,17 @@ def test_layers_are_grouped_by_reason(tmp_path: Path) -> None:
     assert "an &lt;output&gt; layer" in section
 
 
+def test_shares_are_of_the_whole_model() -> None:
+    sides: dict[str, Any] = {"in_features": 128, "out_features": 128, "chosen": True, "reason": "fits"}
+    experts = {"in_features": None, "out_features": None, "chosen": False, "reason": "Experts holds w itself"}
+    layers = [{"name": "up", "parameters": 100, **sides}, {"name": "moe", "parameters": 300, **experts}]
+    figures = layer_figures({"layers": layers})
+    assert figures is not None
+    assert (figures["weight_share"], figures["of"]) == (0.25, "the model's parameters")
+    assert (figures["chosen"], figures["count"]) == (1, 1), "of its linear layers"
+    assert [(g["share"], g["reason"]) for g in figures["groups"]] == [(0.25, "fits"), (0.75, "Experts holds w itself")]
+
+
 @pytest.mark.parametrize("run", [{}, {"layers": []}, {"layers": None, "gear_backend": ""}])
 def test_no_plan_no_layers(run: dict[str, Any]) -> None:
     assert layer_figures(run) is None

@@ -1,6 +1,6 @@
 """The gears of one model: FP32, BF16, FP16 and FP8 without a new Parameter, shifted between two optimizer steps.
 
-The linear layers that may run in FP8 get the class :class:`GearLinear`, and the model itself a class whose forward
+The linear layers that may run in FP8 get the class ``GearLinear``, and the model itself a class whose forward
 enters one autocast context::
 
     gear   autocast           linear layers of the plan
@@ -36,7 +36,7 @@ from torch.utils._pytree import tree_map_only
 
 from greentrain.config.schema import PrecisionConfig
 from greentrain.control.precision.backends import Fp8Backend, choose_backend, slower_compiled
-from greentrain.control.precision.layers import GearLinear, LayerPlan, attach_layer, detach_layer, plan_layers
+from greentrain.control.precision.layers import LayerPlan, attach_layer, detach_layer, plan_layers
 from greentrain.errors import ConfigError
 from greentrain.types import Gear
 from greentrain.utils.never_raise import warn
@@ -206,7 +206,7 @@ class GearBox:
         self.model: nn.Module | None = None
         """The model that shifts, without its wrappers; None before ``attach``."""
         self.plan: Sequence[LayerPlan] = ()
-        """Every linear layer of the model, and whether it runs in FP8."""
+        """Every module of the model that holds parameters, and whether it runs in FP8."""
         self.entered = False
         """True once a training forward has run in the gears since ``attach``, outside a compiled graph."""
         self.backend: Fp8Backend | None = None
@@ -274,7 +274,7 @@ class GearBox:
         if model is None:
             return
         for module in model.modules():
-            if isinstance(module, GearLinear):
+            if "_green" in vars(module):
                 detach_layer(module)
         if "_green_box" in vars(model):
             del vars(model)["_green_box"]
@@ -354,16 +354,24 @@ class GearBox:
         self.plan = plan_layers(model, config.include, config.exclude, config.min_features)
         chosen = [layer for layer in self.plan if layer.chosen]
         if not chosen:
-            reasons = "; ".join(f"{layer.name}: {layer.reason}" for layer in self.plan[:4]) or "it has no nn.Linear"
+            largest = sorted(self.plan, key=lambda layer: (layer.in_features is None, -layer.parameters))
+            why = {layer.reason: f"{layer.name}: {layer.reason}" for layer in reversed(largest)}
+            remedies = {"min_features": "lower", "include": "widen", "exclude": "shorten"}
+            helps = [f"{verb} precision.{key}, " for key, verb in remedies.items() if f"precision.{key}" in str(why)]
             raise ConfigError(
-                f"no layer of {type(model).__name__} can run in FP8 ({reasons}): lower precision.min_features, widen"
-                " precision.include, or drop fp8 from precision.gears"
+                f"no layer of {type(model).__name__} can run in FP8"
+                f" ({'; '.join(list(why.values())[:-5:-1]) or 'it has no parameters'}):"
+                f" {''.join(helps)}{'or ' if helps else ''}drop fp8 from precision.gears"
             )
         self.backend = choose_backend(config.backend, device, config.scaling)
+        turned = [layer.name for layer in chosen if not isinstance(model.get_submodule(layer.name), nn.Linear)]
+        if turned and self.backend.name == "transformer_engine":
+            raise ConfigError(
+                f"Transformer Engine takes nn.Linear alone, and {turned[0]} is a Conv1D: set precision.backend to"
+                " scaled_mm"
+            )
         for layer in chosen:
-            module = model.get_submodule(layer.name)
-            assert isinstance(module, nn.Linear)
-            attach_layer(module, self, self.backend)
+            attach_layer(model.get_submodule(layer.name), self, self.backend)
 
 
 def _usual_eval(gears: Sequence[Gear]) -> Gear:

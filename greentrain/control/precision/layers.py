@@ -6,15 +6,18 @@ The head stays out, as the loss reads it directly, and so does whatever is not p
 A layer that shifts is the same instance with another class than ``nn.Linear``. Its Parameters stay the very objects
 that the optimizer, DDP and an EMA hold, its state_dict keeps its keys, and a gear is one attribute read in forward:
 torch.compile guards on it and makes one graph a gear. Copies and pickles are plain ``nn.Linear`` again: a copy that
-shifted would follow the box of its original, and a checkpoint would need GreenTrain.
+shifted would follow the box of its original, and a checkpoint would need GreenTrain. The ``Conv1D`` of transformers, of
+which GPT-2 is made, is a linear layer whose weight is stored transposed, and shifts likewise.
 """
 
 import copyreg
+import functools
+import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -37,11 +40,14 @@ WRAPPERS: Final = frozenset(("base_layer", "original_module", "modules_to_save",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerPlan:
-    """One linear layer, and whether it gets the FP8 gear."""
+    """One module that holds parameters, and whether it gets the FP8 gear."""
 
     name: str
-    in_features: int
-    out_features: int
+    in_features: int | None
+    """None: this is no linear layer."""
+    out_features: int | None
+    parameters: int
+    """How many it holds itself, biases with them; what several modules share is the first one's."""
     chosen: bool
     reason: str
     """Why, or why not."""
@@ -50,7 +56,7 @@ class LayerPlan:
 def plan_layers(
     model: nn.Module, include: Sequence[str] = ("*",), exclude: Sequence[str] = (), min_features: int = 128
 ) -> list[LayerPlan]:
-    """Say for every linear layer of a model whether it may run in FP8.
+    """Say for every module of a model that holds parameters whether it may run in FP8.
 
     Args:
         model: The model; it is not changed.
@@ -59,35 +65,60 @@ def plan_layers(
         min_features: Smallest width, of either side.
 
     Returns:
-        One plan for each ``nn.Linear``, subclasses included, in the order of the model.
+        One plan for each ``nn.Linear`` and ``Conv1D``, subclasses included, and each other module with parameters of
+        its own, in the order of the model.
     """
-    linears = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    owners = _owners(model)
-    last = next(reversed(linears.values()), None)
+    kinds = _kinds()
+    modules = dict(model.named_modules())
+    last = next((module for module in reversed(modules.values()) if isinstance(module, kinds)), None)
+    owners, counted = _owners(model), set[int]()
     plans = []
-    for name, linear in linears.items():
-        why_not = (
-            _not_plain(model, name, linear)
-            or _not_body(name, linear, owners, model if linear is last else None)
-            or _not_asked(name, include, exclude)
-            or _not_shaped(linear, min_features)
-        )
+    for name, module in modules.items():
+        held = dict(module.named_parameters(recurse=False))
+        fresh = [p for p in held.values() if id(p) not in counted and not nn.parameter.is_lazy(p)]
+        counted |= {id(p) for p in fresh}
+        if isinstance(module, kinds):
+            why_not = (
+                _not_plain(model, name, module)
+                or _not_body(name, module, owners, model if module is last else None)
+                or _not_asked(name, include, exclude)
+                or _not_shaped(_sides(module), min_features)
+            )
+        elif held:
+            why_not = (
+                f"{type(module).__name__} holds {', '.join(held)} itself; FP8 takes nn.Linear and transformers' Conv1D"
+            )
+        else:
+            continue
+        sides = _sides(module) if isinstance(module, kinds) else (None, None)
         plans.append(
             LayerPlan(
                 name=name,
-                in_features=linear.in_features,
-                out_features=linear.out_features,
+                in_features=sides[0],
+                out_features=sides[1],
+                parameters=sum(getattr(p, "ds_numel", p.numel()) for p in fresh),  # ZeRO-3's, sharded
                 chosen=why_not is None,
-                reason=why_not or f"{linear.in_features} inputs and {linear.out_features} outputs fit FP8",
+                reason=why_not or f"{sides[0]} inputs and {sides[1]} outputs fit FP8",
             )
         )
     return plans
 
 
-def _not_plain(model: nn.Module, name: str, linear: nn.Linear) -> str | None:
+def _kinds() -> tuple[type[nn.Module], ...]:
+    """Return the classes that multiply by a matrix; transformers' only where something has imported it."""
+    conv1d = getattr(sys.modules.get("transformers.pytorch_utils"), "Conv1D", None)
+    return (nn.Linear,) if conv1d is None else (nn.Linear, conv1d)
+
+
+def _sides(layer: Any) -> tuple[int, int]:
+    """Return the numbers of inputs and outputs."""
+    return (layer.in_features, layer.out_features) if isinstance(layer, nn.Linear) else (layer.nx, layer.nf)
+
+
+def _not_plain(model: nn.Module, name: str, linear: Any) -> str | None:
     if is_parametrized(linear):
         return "its weight is parametrized (torch.nn.utils.parametrize)"
-    if type(linear) is not nn.Linear:
+    if type(linear) not in _kinds():
         return f"it is a {type(linear).__name__}, which may compute something else than nn.Linear"
     if "forward" in vars(linear):
         return "its forward is replaced on the layer itself"
@@ -114,7 +145,7 @@ def _gathered(model: nn.Module, name: str, weight: nn.Parameter) -> bool:
     return split[-1] and sum(split) == 1  # FSDP alone, or replicated FSDP; a second split is the tensor's own
 
 
-def _not_body(name: str, linear: nn.Linear, owners: dict[int, list[str]], last_of: nn.Module | None) -> str | None:
+def _not_body(name: str, linear: Any, owners: dict[int, list[str]], last_of: nn.Module | None) -> str | None:
     parts = [part for part in name.split(".") if part not in WRAPPERS]
     if parts and parts[-1] in HEADS:
         return f"its name ends in {parts[-1]!r}: an output layer stays in high precision"
@@ -122,7 +153,7 @@ def _not_body(name: str, linear: nn.Linear, owners: dict[int, list[str]], last_o
     if shared:
         return f"its weight is tied to {shared[0]}"
     for module in last_of.modules() if last_of is not None else ():
-        if isinstance(module, nn.Embedding) and (linear.out_features, linear.in_features) == tuple(module.weight.shape):
+        if isinstance(module, nn.Embedding) and _sides(linear)[::-1] == tuple(module.weight.shape):
             return "it is the last layer and has the shape of the embedding: an output layer stays in high precision"
     return None
 
@@ -136,8 +167,7 @@ def _not_asked(name: str, include: Sequence[str], exclude: Sequence[str]) -> str
     return None
 
 
-def _not_shaped(linear: nn.Linear, min_features: int) -> str | None:
-    sides = (linear.in_features, linear.out_features)
+def _not_shaped(sides: tuple[int, int], min_features: int) -> str | None:
     shape = f"{sides[0]} inputs and {sides[1]} outputs"
     if any(side % MULTIPLE for side in sides):
         return f"{shape} are not both multiples of {MULTIPLE}"
@@ -192,31 +222,66 @@ class GearLinear(nn.Linear):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copy and pickle as the plain layer; a class that a framework derived from this one keeps that class."""
-        plain = nn.Linear if type(self) is GearLinear else type(self)
-        state = {key: value for key, value in vars(self).items() if key != "_green"}
-        # Not copyreg.__newobj__: pickle refuses that for another class than the object's own.
-        return copyreg._reconstructor, (plain, object, None), state  # type: ignore[attr-defined]
+        return _reduced(self, nn.Linear if type(self) is GearLinear else type(self))
 
 
-def attach_layer(linear: nn.Linear, box: Fp8Switch, backend: Fp8Backend) -> None:
+def _reduced(layer: nn.Module, plain: type[nn.Module]) -> Any:
+    state = {key: value for key, value in vars(layer).items() if key != "_green"}
+    # Not copyreg.__newobj__: pickle refuses that for another class than the object's own.
+    return copyreg._reconstructor, (plain, object, None), state  # type: ignore[attr-defined]
+
+
+class _Turned(NamedTuple):
+    """A ``Conv1D`` as backends read a linear layer."""
+
+    weight: Tensor
+    bias: Tensor
+
+
+@functools.cache
+def _gear_class(plain: Any) -> Any:
+    """Return the class of a shifting layer: GearLinear, or its like for transformers' ``Conv1D``."""
+    if plain is nn.Linear:
+        return GearLinear
+
+    class GearConv1D(plain):  # type: ignore[misc]
+        _green_plain = plain
+
+        def forward(self, x: Tensor) -> Tensor:
+            green: LayerGear | None = getattr(self, "_green", None)
+            if green is not None and green.box.runs_fp8(self.training):
+                return green.backend.linear(_Turned(self.weight.t(), self.bias), x)  # type: ignore[arg-type]
+            output: Tensor = plain.forward(self, x)
+            return output
+
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            return _reduced(self, plain if type(self) is GearConv1D else type(self))
+
+    return GearConv1D
+
+
+def attach_layer(layer: nn.Module, box: Fp8Switch, backend: Fp8Backend) -> None:
     """Make a plain linear layer shift, in place.
 
     Args:
-        linear: The layer; nothing of its state changes.
+        layer: An ``nn.Linear``, or a ``Conv1D`` of transformers; nothing of its state changes.
         box: Says when it runs in FP8.
         backend: Multiplies in FP8.
 
     Raises:
-        TypeError: The layer is not a plain ``nn.Linear``, or shifts already.
+        TypeError: The layer is neither plainly, or shifts already.
     """
-    if type(linear) is not nn.Linear:
-        raise TypeError(f"only a plain nn.Linear can shift, and this is a {type(linear).__name__}: leave it out")
-    object.__setattr__(linear, "_green", LayerGear(box=box, backend=backend))
-    linear.__class__ = GearLinear
+    if type(layer) not in _kinds():
+        raise TypeError(f"only a plain nn.Linear can shift, and this is a {type(layer).__name__}: leave it out")
+    object.__setattr__(layer, "_green", LayerGear(box=box, backend=backend))
+    kind: Any = type(layer)
+    layer.__class__ = _gear_class(kind)
 
 
-def detach_layer(linear: nn.Linear) -> None:
+def detach_layer(layer: nn.Module) -> None:
     """Make a layer plain again. Idempotent."""
-    vars(linear).pop("_green", None)
-    if type(linear) is GearLinear:
-        linear.__class__ = nn.Linear  # type: ignore[assignment]
+    vars(layer).pop("_green", None)
+    if type(layer) is GearLinear:
+        layer.__class__ = nn.Linear  # type: ignore[assignment]
+    elif "_green_plain" in vars(type(layer)):
+        layer.__class__ = type(layer)._green_plain  # type: ignore[attr-defined]

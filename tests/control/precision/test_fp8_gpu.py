@@ -199,7 +199,7 @@ def test_a_compiled_network_learns_in_both_gears(scaling: str, device: torch.dev
         box.fp8 = fp8
         net = nn.Sequential(nn.Linear(128, 512), nn.GELU(), nn.Linear(512, 128)).to(device)
         for layer in (net[0], net[2]):
-            attach_layer(layer, box, backend)  # type: ignore[arg-type]
+            attach_layer(layer, box, backend)
         compiled = torch.compile(net, fullgraph=True)
         optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
         for _ in range(60):

@@ -227,11 +227,20 @@ def test_the_gear_survives_a_checkpoint() -> None:
     assert other.gear is Gear.FP8
 
 
+def test_a_remedy_is_named_where_it_helps() -> None:
+    box, model = GearBox(PrecisionConfig(gears=("bf16", "fp8"))), nn.Sequential(nn.Linear(16, 32), nn.Conv2d(3, 8, 3))
+    with pytest.raises(
+        ConfigError, match=r"0: 16 inputs .*1: Conv2d .*: lower precision.min_features, or drop fp8 from"
+    ):
+        box.attach(model)
+
+
 @pytest.mark.parametrize(
     ("model", "gears", "words"),
     [
-        (nn.Sequential(nn.Linear(15, 32)), ("bf16", "fp8"), ["no layer of Sequential", "15", "min_features"]),
-        (nn.Sequential(nn.ReLU()), ("fp8",), ["no nn.Linear"]),
+        (nn.Sequential(nn.Linear(15, 32)), ("bf16", "fp8"), ["no layer of Sequential", "15", "multiples of 16): drop"]),
+        (nn.Sequential(nn.Conv2d(128, 128, 3)), ("fp8",), ["0: Conv2d holds weight, bias itself", "Conv1D): drop fp8"]),
+        (nn.Sequential(nn.ReLU()), ("fp8",), ["it has no parameters"]),
         (Net().to(torch.bfloat16), ("bf16", "fp32"), ["fp32", "up.weight is stored in bfloat16", "load the model in"]),
         (Net().half(), ("bf16",), ["bf16", "float16"]),
     ],
@@ -516,7 +525,7 @@ def test_a_layer_that_cannot_be_attached_leaves_the_model_plain(monkeypatch: pyt
         calls.append(module)
         if len(calls) == 2:
             raise MemoryError
-        attach_layer(module, *rest)  # type: ignore[arg-type]
+        attach_layer(module, *rest)
 
     monkeypatch.setattr(gearbox, "attach_layer", attach)
     with pytest.raises(MemoryError):

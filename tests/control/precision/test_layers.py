@@ -41,7 +41,7 @@ def why_not(model: nn.Module, name: str, *args: Any) -> str:
 
 
 def test_the_body_is_chosen_and_every_linear_layer_is_explained() -> None:
-    plans = plan_layers(Gpt())
+    plans = [plan for plan in plan_layers(Gpt()) if plan.in_features is not None]
     assert [(plan.name, plan.chosen) for plan in plans] == [(name, True) for name in BODY] + [("lm_head", False)]
     assert (plans[0].in_features, plans[0].out_features) == (128, 512)
     assert all(plan.reason for plan in plans) and "output layer" in plans[-1].reason
@@ -121,11 +121,50 @@ def test_whatever_is_not_plainly_a_linear_layer_stays_and_is_named() -> None:
         "replaced": "forward is replaced",
         "pruned": "computed",
         "float64": "float64",
+        "parametrized.parametrizations.weight": "ParametrizationList holds original0, original1",
+        "attention": "MultiheadAttention holds in_proj_weight, in_proj_bias itself",
         "attention.out_proj": "NonDynamicallyQuantizableLinear",
     }
     assert {plan.name: plan.chosen for plan in plan_layers(model)} == dict.fromkeys(words, False)
     for name, word in words.items():
         assert word in why_not(model, name)
+
+
+class Experts(nn.Module):
+    """Weights of several experts in one Parameter, as mixtures of experts hold them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_up_proj, self.down_proj = (
+            nn.Parameter(torch.zeros(8, 128, 512)),
+            nn.Parameter(torch.zeros(8, 256, 128)),
+        )
+
+
+def test_the_plan_sums_to_the_model_and_names_what_is_no_linear_layer() -> None:
+    model = nn.ModuleDict({"gpt": Gpt(tied=True), "moe": Experts(), "conv": nn.Conv2d(3, 8, 3), "rnn": nn.LSTM(8, 8)})
+    plans = {plan.name: plan for plan in plan_layers(model)}
+    assert sum(plan.parameters for plan in plans.values()) == sum(p.numel() for p in model.parameters())
+    assert plans["gpt.wte"].parameters == 256 * 128 and plans["gpt.lm_head"].parameters == 0, "tied: counted once"
+    assert plans["moe"].reason.startswith("Experts holds gate_up_proj, down_proj itself")
+    assert plans["moe"].parameters == 8 * 128 * 768 and plans["moe"].in_features is None
+    assert {"Conv2d", "LSTM", "Embedding", "LayerNorm"} <= {plan.reason.split()[0] for plan in plans.values()}
+
+
+def test_gpt2s_conv1d_is_a_linear_layer() -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=256, n_positions=16, n_embd=128, n_layer=1, n_head=2))
+    layers = [plan for plan in plan_layers(model) if plan.chosen]
+    assert [plan.name.rpartition(".h.0.")[2] for plan in layers] == [
+        "attn.c_attn",
+        "attn.c_proj",
+        "mlp.c_fc",
+        "mlp.c_proj",
+    ]
+    assert (layers[0].in_features, layers[0].out_features) == (128, 384)
+    assert layers[0].parameters == 128 * 384 + 384
+    assert why_not(model, "lm_head")
 
 
 def test_lora_trains_beside_an_fp8_base() -> None:

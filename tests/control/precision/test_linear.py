@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -64,6 +65,43 @@ def test_the_box_decides_on_every_call_and_fp32_after_fp8_is_bit_exact() -> None
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("scaling", ["tensorwise", "rowwise"])
+def test_a_conv1d_is_the_linear_layer_of_its_transposed_weight(scaling: str) -> None:
+    from transformers.pytorch_utils import Conv1D
+
+    torch.manual_seed(0)
+    conv: Any = Conv1D(64, 32)  # type: ignore[no-untyped-call]
+    linear, box = nn.Linear(32, 64), Box()
+    with torch.no_grad():
+        linear.weight.copy_(conv.weight.t())
+        linear.bias.copy_(conv.bias.normal_())
+    plain, names = copy.deepcopy(conv), [(name, p.shape) for name, p in conv.named_parameters()]
+    backend = choose_backend("scaled_mm", torch.device("cpu"), scaling)
+    held = dict(conv.named_parameters())
+    for layer in (conv, linear):
+        attach_layer(layer, box, backend)
+    x = X.clone().requires_grad_()
+    outputs = [layer(x) for layer in (conv, linear)]
+    assert torch.equal(*outputs) and not torch.equal(outputs[0], plain(x))
+    grads = [
+        torch.autograd.grad(y.square().sum(), (x, layer.weight, layer.bias))
+        for y, layer in zip(outputs, (conv, linear), strict=True)
+    ]
+    assert torch.equal(grads[0][0], grads[1][0]) and torch.equal(grads[0][2], grads[1][2])
+    assert torch.equal(grads[0][1], grads[1][1].t())
+    box.training = False
+    assert torch.equal(conv(x), plain(x)), "in its other gears it is transformers' own"
+    assert [(name, p.shape) for name, p in conv.named_parameters()] == names
+    assert all(dict(conv.named_parameters())[name] is p for name, p in held.items())
+    box.training = True
+    blob = pickle.dumps(conv)
+    for clone in (copy.deepcopy(conv), pickle.loads(blob)):
+        assert type(clone) is Conv1D and torch.equal(clone(x), plain(x))
+    assert b"greentrain" not in blob
+    detach_layer(conv)
+    assert type(conv) is Conv1D and torch.equal(conv(x), plain(x)) and not vars(conv).get("_green")
+
+
 def test_the_bias_is_added_in_the_dtype_of_the_result() -> None:
     net = shifting(Box())
     layer = net[0]
@@ -80,7 +118,7 @@ def test_parameters_keys_and_an_older_optimizer_stay() -> None:
     before = dict(net.named_parameters())
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
     for layer in (net[0], net[2]):
-        attach_layer(layer, Box(), BACKEND)  # type: ignore[arg-type]
+        attach_layer(layer, Box(), BACKEND)
     assert type(net[0]) is GearLinear and isinstance(net[0], nn.Linear)
     assert {name: id(p) for name, p in net.named_parameters()} == {name: id(p) for name, p in before.items()}
     assert list(net.state_dict()) == list(model().state_dict())
@@ -209,6 +247,22 @@ def test_compiled_whole_there_is_one_graph_a_gear() -> None:
     for fp8 in (False, True, False, True):
         box.training = fp8
         assert torch.equal(compiled(X), eager(X))
+    assert counter.frame_count == 2
+    torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # dynamo does so, torch 2.13
+def test_a_compiled_conv1d_is_one_graph_a_gear() -> None:
+    from transformers.pytorch_utils import Conv1D
+
+    torch._dynamo.reset()
+    box, counter = Box(training=False), CompileCounter()
+    conv = Conv1D(64, 32)  # type: ignore[no-untyped-call]
+    attach_layer(conv, box, BACKEND)
+    compiled = torch.compile(conv, backend=counter, fullgraph=True)
+    for fp8 in (False, True, False, True):
+        box.training = fp8
+        assert torch.equal(compiled(X), conv(X))
     assert counter.frame_count == 2
     torch._dynamo.reset()
 

@@ -590,7 +590,8 @@ def test_lora_sees_the_noise_of_frozen_layers_in_what_is_trained() -> None:
 
 
 def plan(*names: str) -> list[LayerPlan]:
-    return [LayerPlan(name=n, in_features=1, out_features=1, chosen=n != "skipped", reason="") for n in names]
+    sides = {"in_features": 1, "out_features": 1, "parameters": 1}
+    return [LayerPlan(name=n, chosen=n != "skipped", reason="", **sides) for n in names]
 
 
 def test_probed_weights_are_spread_over_depth_and_kinds_and_bounded() -> None:

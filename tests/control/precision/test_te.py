@@ -131,7 +131,7 @@ class On:
 def test_nobody_sees_the_helper(backend: TeBackend) -> None:
     net = nn.Sequential(nn.Linear(32, 48))
     keys, before = list(net.state_dict()), torch.random.get_rng_state()
-    attach_layer(net[0], On(), backend)  # type: ignore[arg-type]
+    attach_layer(net[0], On(), backend)
     right = net(torch.ones(16, 32))
     assert torch.equal(torch.random.get_rng_state(), before), "the helper draws no random number"
     assert list(net.state_dict()) == keys and len(list(net.modules())) == 2 and len(list(net.parameters())) == 2
