@@ -9,6 +9,7 @@ import functools
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from pathlib import Path
 from types import FrameType
 from typing import Any, Final, TypeVar
 
@@ -38,6 +39,8 @@ with try_import("transformers") as _imports:
 _imports.check()
 
 
+CARD_S: Final = 5.0
+"""Longest wait for the model card of what is saved behind a training (s)."""
 STAGES: Final = {"_generate": Phase.GENERATE, "_calculate_rewards": Phase.REWARD}
 """Stages of TRL's online trainers (GRPO, RLOO) that no event tells: trl/trainer/grpo_trainer.py."""
 
@@ -82,6 +85,24 @@ class GreenCallback(TrainerCallback, ExportableState):
             # forward is replaced. Every loop begins with its data loader, also one with a smaller batch after an OOM.
             trainer.train = self._ended(trainer.train)  # type: ignore[method-assign]
             trainer.get_train_dataloader = self._geared(trainer)  # type: ignore[method-assign]
+            for name in ("save_model", "create_model_card"):
+                setattr(trainer, name, self._carded(trainer, name))
+
+    def _carded(self, trainer: Any, name: str) -> Callable[..., Any]:
+        """Return a method that saves, such that the footprint is among the metadata of the README.md beside it."""
+        save = getattr(trainer, name)
+
+        @functools.wraps(save)
+        def saved(*args: Any, **kwargs: Any) -> Any:
+            result = save(*args, **kwargs)
+            told = kwargs.get("output_dir") or (args[0] if args else None) if name == "save_model" else None
+            folder = Path(told or trainer.args.output_dir)
+            if self.session.folder is not None and folder.is_dir():
+                # Behind the training somebody may upload the folder next.
+                self.session.write_card(folder / "README.md", wait_s=0.0 if self._training else CARD_S)
+            return result
+
+        return saved
 
     def _ended(self, train: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(train)

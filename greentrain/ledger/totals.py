@@ -579,7 +579,7 @@ def books_view(
     if not known and totals.duration_s <= 0:
         return View(line="nothing is booked yet", title=title, notes=["Nothing is booked yet."], page=page)
     energy_j = totals.energy_j if known else None
-    grams = totals.emissions_g if known and (totals.unpriced_j <= 0 or totals.energy_j > totals.unpriced_j) else None
+    grams = totals.operational_g if known and (totals.unpriced_j <= 0 or totals.energy_j > totals.unpriced_j) else None
     from_, missing = _provenance(totals), _missing(totals)
     emissions = ("at least " if grams is not None and totals.unpriced_j > 0 else "") + quantities.carbon(grams)
     rows = [
@@ -662,8 +662,8 @@ def _missing(totals: Totals) -> str:
 def _emissions(totals: Totals, known: bool, grams: float | None) -> str:
     if grams is None:
         return "the grid's intensity is not known" if known else "the energy is not known"
-    made = f"embodied {quantities.mass(totals.embodied_g)}" if totals.embodied_g > 0 else "embodied unknown"
-    return f"electricity {quantities.mass(totals.operational_g)}, {made}"
+    made = quantities.mass(totals.embodied_g) if totals.embodied_g > 0 else "unknown"
+    return f"electricity; beside it embodied {made}"
 
 
 def _work(totals: Totals, energy_j: float | None) -> tuple[str, str] | None:

@@ -87,7 +87,7 @@ class RunReport:
         with _sense_of(folder):
             write_summary(self.summary, folder)
             write_emissions_csv(self.summary, self.record.run, folder)
-            write_model_card(self.summary, folder)
+            write_model_card(self.summary, folder / "model_card.yaml")
             write_boamps(self.summary, folder)
         return write_atomic(folder / "report.html", self.page())
 

@@ -7,7 +7,8 @@ is empty where CodeCarbon would write a guess or 0 and we do not know. Columns:
 https://github.com/mlco2/codecarbon, codecarbon/output_methods/emissions_data.py, read 2026-11.
 
 model_card.yaml is Hugging Face's ``co2_eq_emissions``, ready to paste into a model card's metadata.
-The Hub documents grams of CO2e (https://huggingface.co/docs/hub/model-cards-co2). Its filter takes the first
+The Hub documents grams of CO2e (https://huggingface.co/docs/hub/model-cards-co2), which CodeCarbon fills with those of
+electricity: so does this, and tells the embodied ones in ``source``. Its filter takes the first
 decimal number of ``str(emissions)`` (huggingface_hub/utils/endpoint_helpers.py, read 2026-11), so the number
 must never be printed with an exponent: 5e-05 would count as 5 g.
 
@@ -19,12 +20,14 @@ emissions: ``powerConsumption`` is the task's known IT energy in kWh, without PU
 import csv
 import io
 import json
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 from greentrain.config.schema import WORLD
+from greentrain.errors import RunFolderError
 from greentrain.report.summary import pue_text
 from greentrain.types import G_PER_KG, kwh_from_j
 from greentrain.utils import quantities
@@ -273,9 +276,9 @@ def model_card(summary: Mapping[str, Any]) -> dict[str, Any]:
     The run's tags ``training_type`` (for example ``pre-training``) and ``geographical_location`` are copied.
     """
     carbon, tags = summary["carbon"], summary["run"]["tags"]
-    if carbon["emissions_g"] is None:
+    if carbon["operational_location_g"] is None:
         return {}
-    card: dict[str, Any] = {"emissions": _plain(carbon["emissions_g"]), "source": _source(summary)}
+    card: dict[str, Any] = {"emissions": _plain(carbon["operational_location_g"]), "source": _source(summary)}
     if tags.get("training_type"):
         card["training_type"] = tags["training_type"]
     place = tags.get("geographical_location") or ", ".join(
@@ -289,22 +292,52 @@ def model_card(summary: Mapping[str, Any]) -> dict[str, Any]:
     return {"co2_eq_emissions": card}
 
 
-def write_model_card(summary: Mapping[str, Any], folder: Path) -> Path:
-    """Write model_card.yaml and return its path.
+def write_model_card(summary: Mapping[str, Any], path: Path) -> Path:
+    """Write the metadata, and return the path.
+
+    Args:
+        summary: The summary of the run, from ``summarize``.
+        path: Of the file. Of one that ends in ``.md``, a model card whose text somebody may have written, only the
+            metadata of emissions are put in or replaced, and nothing is where they are not known.
 
     Raises:
-        RunFolderError: The folder cannot be written.
+        RunFolderError: The file cannot be read or written, or its metadata are no mapping.
     """
     import yaml
 
     card = model_card(summary)
+    if path.suffix == ".md":
+        return _amend(path, card) if card else path
     head = "# Metadata for a Hugging Face model card; emissions in GRAMS of CO2e.\n"
     if not card:
         head += (
             "# Emissions are not known: no carbon intensity or no energy reading. Nothing is stated rather than 0.\n"
         )
     body = yaml.safe_dump(card, sort_keys=False, allow_unicode=True, width=120) if card else ""
-    return write_atomic(folder / "model_card.yaml", head + body)
+    return write_atomic(path, head + body)
+
+
+_FRONT: Final = re.compile(r"\ufeff?---[ \t]*\n(.*?)^---[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
+_EMISSIONS: Final = re.compile(r"^co2_eq_emissions:.*\n(?:(?:[ \t]+.*)?\n)*", re.MULTILINE)
+
+
+def _amend(path: Path, card: Mapping[str, Any]) -> Path:
+    """Put metadata into a model card; its text, and its other metadata with their comments, stay what they are."""
+    import yaml
+
+    try:
+        text = path.read_bytes().decode() if path.exists() else ""
+        newline = "\r\n" if "\r\n" in text else "\n"
+        text = text.replace("\r\n", "\n")
+        found = _FRONT.match(text)
+        kept = "" if found is None else _EMISSIONS.sub("", found[1])
+        metadata = kept + yaml.safe_dump(dict(card), sort_keys=False, allow_unicode=True, width=120)
+        if not isinstance(yaml.safe_load(metadata), dict):
+            raise ValueError("its metadata are no mapping")
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise RunFolderError(f"the model card {path} is left as it is: {error}") from error
+    rest = text if found is None else text[found.end() :]
+    return write_atomic(path, f"---\n{metadata}---\n{rest}".replace("\n", newline))
 
 
 def _plain(value: float) -> float:
@@ -315,7 +348,8 @@ def _plain(value: float) -> float:
 def _source(summary: Mapping[str, Any]) -> str:
     energy, carbon = summary["energy"], summary["carbon"]
     parts = [
-        f"GreenTrain {summary['greentrain_version']}, grams CO2e: {' + '.join(carbon['emissions_include'])}",
+        f"GreenTrain {summary['greentrain_version']}, grams CO2e of electricity (operational); embodied, beside them:"
+        f" {quantities.mass(carbon['embodied_g']['mid'])}",
         f"energy {quantities.energy(energy['energy_j'])} ({quantities.percent(energy['measured_share'])} measured,"
         f" {quantities.percent(energy['modelled_share'])} modelled), PUE {pue_text(energy)}",
     ]

@@ -89,9 +89,9 @@ def headline(summary: Mapping[str, Any]) -> dict[str, Any]:
     energy, carbon, work = summary["energy"], summary["carbon"], summary["work"]
     return {
         "energy": quantities.energy(energy["energy_j"]),
-        "emissions": ("at least " if not carbon["complete"] and carbon["emissions_g"] is not None else "")
-        + quantities.carbon(carbon["emissions_g"]),
-        "per": _per(work),
+        "emissions": ("at least " if not carbon["complete"] and carbon["operational_location_g"] is not None else "")
+        + quantities.carbon(carbon["operational_location_g"]),
+        "per": _per(work, " with embodied" if len(carbon["emissions_include"]) > 1 else ""),
         "provenance": provenance_sentence(summary),
         "interval": interval_sentence(summary),
         "dominates": _dominates(summary),
@@ -146,7 +146,7 @@ def likeness(amount: float, unit: str) -> tuple[str, str]:
     return quantities.significant(amount, 2), unit
 
 
-def _per(work: Mapping[str, Any]) -> dict[str, str]:
+def _per(work: Mapping[str, Any], grams_of: str) -> dict[str, str]:
     for one, many, key in (("token", "tokens", "tokens"), ("sample", "samples", "samples")):
         if work[f"j_per_{one}"] is not None:
             grams, rate = work[f"g_per_k{one}"], work[f"{key}_per_j"]  # of 0 J there is no rate
@@ -154,7 +154,7 @@ def _per(work: Mapping[str, Any]) -> dict[str, str]:
                 "title": f"Per {one}",
                 "value": f"{quantities.joules(work[f'j_per_{one}'])}/{one}",
                 "detail": "no energy was drawn" if rate is None else f"{quantities.significant(rate)} {many}/J",
-                "grams": "" if grams is None else f"{quantities.carbon(grams)} per 1\N{THIN SPACE}000 {many}",
+                "grams": "" if grams is None else f"{quantities.carbon(grams)} per 1\N{THIN SPACE}000 {many}{grams_of}",
             }
     if work["j_per_step"] is not None:
         value = f"{quantities.joules(work['j_per_step'])}/step"

@@ -63,7 +63,8 @@ def _headline(summary: Mapping[str, Any], head: Mapping[str, Any]) -> Table:
         "Emissions",
         head["emissions"],
         f"electricity {quantities.between(location_g, carbon['operational_interval_g'], quantities.MASS)} at"
-        f" {quantities.intensity(carbon['intensity_g_per_kwh'])}{cue}; embodied {quantities.mass(embodied['mid'])}"
+        f" {quantities.intensity(carbon['intensity_g_per_kwh'])}{cue};"
+        f" beside it embodied {quantities.mass(embodied['mid'])}"
         + (
             ""
             if embodied["low"] is None

@@ -49,7 +49,7 @@ from greentrain.ledger.run_folder import STATE_FORMAT, ResumeState, choose_run_i
 from greentrain.ledger.totals import Totals
 from greentrain.policy.action_table import ActionTable
 from greentrain.power.detect import open_run_meter
-from greentrain.report import report_at_close
+from greentrain.report import RunReport, report_at_close
 from greentrain.report.estimated import keep_estimate, read_estimate
 from greentrain.report.live.exporting import Viewers
 from greentrain.report.live.terminal import name_report
@@ -424,6 +424,7 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
         """Being closed, or left half closed by an interrupt."""
         self._hook: ShutdownHook | None = None
         self._viewers = Viewers()
+        self._card: BackgroundCall[None] | None = None
         self._phase_hooks = PhaseHooks(self)
         self._estimate = read_estimate(self.config.run)
         self._resume: ResumeState | None = None
@@ -541,6 +542,9 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
             self._controller.closed()
             run.know(parameters=self.parameters, exit_code=exit_code)
             run.close(reason)
+            if self._card is not None:
+                with contextlib.suppress(TimeoutError):
+                    self._card.result(CLOSE_S)
             _at_most(run, "last figures", CLOSE_S, lambda: self._viewers.close(run))
             if self._own_signal:
                 _call_if_present(self._signal, "close")
@@ -817,6 +821,33 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
         run.save()
         if self._controller.checkpointed():
             self._leave()
+
+    @never_raises
+    def write_card(self, path: str | Path, wait_s: float = 0.0) -> None:
+        """Write what the run has emitted until now beside a checkpoint, as metadata of a model card; on rank 0 alone.
+
+        A thread does so; where the one before still writes, none is written. Never raises.
+
+        Args:
+            path: A ``README.md``, in which only ``co2_eq_emissions`` of the metadata changes, or a file of YAML.
+            wait_s: Longest wait for it (s).
+        """
+        run = self._run or self._last
+        if run is None or run.topology.rank != 0 or not (self._card is None or self._card.has_ended):
+            return
+
+        @never_raises
+        def write() -> None:
+            from greentrain.report.exports import write_model_card
+
+            if not run.closed:
+                run.book_now()
+            write_model_card(RunReport.read(run.folder).summary, Path(path))
+
+        self._card = BackgroundCall("greentrain-card", write)
+        if wait_s:
+            with contextlib.suppress(TimeoutError):
+                self._card.result(wait_s)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a training checkpoint must hold to continue the totals: plain JSON types.

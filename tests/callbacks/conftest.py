@@ -136,6 +136,7 @@ class Told:
     def __init__(self) -> None:
         self.told: list[Any] = []
         self.running, self.gears, self.parameters, self.report_path = False, None, None, None
+        self.folder = None
         self.checkpoint_due = self.should_stop = False
         self.config = GreenConfig()
 
@@ -161,6 +162,9 @@ class Told:
 
     def metrics(self) -> dict[str, float]:
         return {"green/energy_j": 1.0 if self.running else 2.0}
+
+    def write_card(self, path: Any, wait_s: float = 0.0) -> None:
+        self.told.append(f"card {path}")
 
     def checkpoint(self) -> None:
         self.told.append("checkpoint")

@@ -18,12 +18,13 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+import yaml
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
-from greentrain.callbacks.lightning import PAUSE_CHECKPOINT, GreenCallback, _check_world, _loss
+from greentrain.callbacks.lightning import CARD, PAUSE_CHECKPOINT, GreenCallback, _check_world, _loss
 from greentrain.errors import ConfigError, GreenTrainWarning
 from greentrain.ledger.reader import read_run
 from tests.callbacks.conftest import CONTEXT, POWER_W, Gears, Recorder, TinyLM, Told, text_loader
@@ -135,6 +136,18 @@ def test_metrics_reach_the_logger(tmp_path: Path, recorder: Make) -> None:
 
 def test_no_logger_and_no_logging_are_fine(tmp_path: Path, recorder: Make) -> None:
     _trainer(tmp_path, GreenCallback(recorder()), log_every_n_steps=0).fit(Module(), text_loader())
+
+
+def test_each_checkpoint_has_its_footprint_beside_it(tmp_path: Path, recorder: Make) -> None:
+    session, module = recorder(), Module()
+    module.sleep_s = 0.05
+    saver = ModelCheckpoint(tmp_path / "kept", every_n_train_steps=2, save_top_k=1)
+    _trainer(tmp_path, GreenCallback(session), saver, enable_checkpointing=True).fit(module, text_loader())
+    names = sorted(path.name for path in (tmp_path / "kept").iterdir())
+    assert names == ["epoch=0-step=8.ckpt", f"epoch=0-step=8.ckpt{CARD}"], "those of removed checkpoints went with them"
+    card = yaml.safe_load((tmp_path / "kept" / names[1]).read_text(encoding="utf-8"))["co2_eq_emissions"]
+    assert 0 < card["emissions"] <= session.totals().operational_g * 1.01 + 1e-4
+    assert "of electricity" in card["source"]
 
 
 @pytest.mark.parametrize("folder_lost", [False, True])
@@ -320,7 +333,7 @@ def test_the_callback_can_be_sent_to_spawned_processes(tmp_path: Path) -> None:
 
 _DDP = """
 import sys, torch, lightning as L
-from greentrain.callbacks.lightning import PAUSE_CHECKPOINT, GreenCallback, _check_world, _loss
+from greentrain.callbacks.lightning import CARD, PAUSE_CHECKPOINT, GreenCallback, _check_world, _loss
 from tests.callbacks.test_lightning import Module
 from tests.callbacks.conftest import text_loader
 torch.set_num_threads(1)
@@ -441,9 +454,9 @@ class Logger:
 
 def _stub(folder: Path, **changed: Any) -> Any:
     """A Trainer as far as its hooks tell of it."""
-    logger = Logger()
+    logger, strategy = Logger(), SimpleNamespace(remove_checkpoint=print)
     known = {
-        "global_rank": 0, "world_size": 1, "local_rank": 0, "num_devices": 1, "strategy": SimpleNamespace(),
+        "global_rank": 0, "world_size": 1, "local_rank": 0, "num_devices": 1, "strategy": strategy,
         "model": None, "optimizers": [], "global_step": 0, "should_stop": False, "log_every_n_steps": 4,
         "is_global_zero": True, "loggers": [logger], "logger": logger, "default_root_dir": str(folder),
         "sanity_checking": False, "saved": [],

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from tensorboard.backend.event_processing import event_accumulator
 from torch import Tensor
 from transformers import (
@@ -203,6 +204,26 @@ def test_evaluations_around_a_training_are_phases_of_its_run(tmp_path: Path, rec
     other = recorder()
     _trainer(tmp_path, GreenCallback(other), per_device_eval_batch_size=2).evaluate()
     assert other.folder not in (first, second), "another Trainer with a callback of its own"
+
+
+def test_what_is_saved_has_the_footprint_in_its_model_card(tmp_path: Path, recorder: Make) -> None:
+    session, slow = recorder(), Slow()
+    trainer = _trainer(tmp_path, GreenCallback(session), slow, save_strategy="steps", save_steps=4)
+    out = tmp_path / "out"
+    trainer.save_model()
+    assert not (out / "README.md").exists(), "no run yet"
+    (out / "README.md").write_text("---\nlicense: mit\n---\n# Mine\n", encoding="utf-8")
+    trainer.train()
+    emitted = ModelCard.load(out / "checkpoint-4" / "README.md").data.to_dict()["co2_eq_emissions"]["emissions"]
+    trainer.save_model()
+    card = ModelCard.load(out / "README.md")
+    data = card.data.to_dict()
+    assert data["license"] == "mit" and card.text == "# Mine\n"
+    grams = session.totals().operational_g
+    assert 0 < emitted <= grams + 1e-4 and data["co2_eq_emissions"]["emissions"] == pytest.approx(grams, abs=1e-4)
+    trainer.create_model_card(license="apache-2.0")  # as push_to_hub does
+    data = ModelCard.load(out / "README.md").data.to_dict()
+    assert (data["license"], data["co2_eq_emissions"]["emissions"]) == ("apache-2.0", pytest.approx(grams, abs=1e-4))
 
 
 @pytest.mark.long

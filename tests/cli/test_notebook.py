@@ -112,10 +112,10 @@ TOTALS = Totals(
 
 def test_totals_are_a_line_and_tables() -> None:
     line = str(TOTALS)
-    carbon = "7.20 kJ (97.2 % measured, 2.8 % modelled), 750 mg CO₂e"
+    carbon = "7.20 kJ (97.2 % measured, 2.8 % modelled), 500 mg CO₂e"
     assert line == f"{carbon}, 1 min, 4 steps, 2\N{THIN SPACE}000 tokens: 3.60 J/token"
     page = _html(TOTALS)
-    for text in ("2.00 Wh", "120 W", "electricity 500 mg, embodied 250 mg", "GPU-1", "97.2 %", "forward"):
+    for text in ("2.00 Wh", "120 W", "500 mg", "electricity; beside it embodied 250 mg", "GPU-1", "97.2 %", "forward"):
         assert text in page.text
     assert TOTALS._repr_mimebundle_() == {"text/plain": line, "text/html": TOTALS._repr_html_()}
     assert repr(TOTALS).startswith("Totals(energy_j=7200.0")
@@ -129,11 +129,11 @@ def test_what_nobody_knows_is_no_zero() -> None:
     assert "mean power unknown" in _html(blind).text
     assert "the energy is not known" in _html(blind).text and "intensity" not in _html(blind).text
     idle = Totals(duration_s=5.0, embodied_g=0.1, by_device={"GPU-1": 0.0}, by_provenance={"measured": 0.0})
-    assert str(idle) == "0 J (measured), 100 mg CO₂e, 5.00 s" and "intensity" not in _html(idle).text
+    assert str(idle) == "0 J (measured), 0 g CO₂e, 5.00 s" and "intensity" not in _html(idle).text
     unpriced = dataclasses.replace(TOTALS, unpriced_j=7200.0, operational_g=0.0)
     assert "the grid's intensity is not known" in _html(unpriced).text and "CO₂e" not in str(unpriced)
     partly = dataclasses.replace(TOTALS, unpriced_j=100.0)
-    assert "at least 750 mg" in str(partly)
+    assert "at least 500 mg" in str(partly)
     assert str(Totals()) == "nothing is booked yet"
 
 

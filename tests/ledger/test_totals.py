@@ -295,12 +295,12 @@ SHOWN = Totals(
 
 def test_what_is_shown_of_totals() -> None:
     view = books_view("Totals", SHOWN, "a note", Path("report.html"))
-    carbon = "7.20 kJ (97.2 % measured, 2.8 % modelled), 750 mg CO₂e"
+    carbon = "7.20 kJ (97.2 % measured, 2.8 % modelled), 500 mg CO₂e"
     assert view.line == f"{carbon}, 1 min, 4 steps, 2\N{THIN SPACE}000 tokens: 3.60 J/token"
     assert (view.title, view.notes, view.page) == ("Totals", ["a note"], Path("report.html"))
     rows, devices, phases = view.grids
     assert [row[0] for row in rows.rows] == ["Energy", "Emissions", "Time", "Work"]
-    assert rows.rows[1][2] == "electricity 500 mg, embodied 250 mg" and rows.rows[2][2] == "mean power 120 W"
+    assert rows.rows[1][2] == "electricity; beside it embodied 250 mg" and rows.rows[2][2] == "mean power 120 W"
     assert list(devices.rows) == [("GPU-1", "7.00 kJ", "97.2 %"), ("cpu", "200 J", "2.8 %")], "the largest first"
     assert list(phases.rows) == [("forward", "7.20 kJ", "100 %")] and phases.folded and devices.folded
     assert books_view("Totals", SHOWN).notes == []
@@ -315,9 +315,9 @@ def test_what_is_shown_of_totals() -> None:
         ({"steps": 0}, "2\N{THIN SPACE}000 tokens: 3.60 J/token"),
         ({"missing_s": {"cpu": 0.5, "GPU-1": 0.0}}, "3.60 J/token; missing: cpu for 500 ms"),
         ({"by_provenance": {"measured": 7200.0, "modelled": 0.0}}, "7.20 kJ (measured)"),
-        ({"unpriced_j": 100.0}, ", at least 750 mg CO₂e,"),
+        ({"unpriced_j": 100.0}, ", at least 500 mg CO₂e,"),
         ({"unpriced_j": 7200.0, "operational_g": 0.0}, ", unknown, 1 min"),
-        ({"tokens": 0, "steps": 0}, "750 mg CO₂e, 1 min"),
+        ({"tokens": 0, "steps": 0}, "500 mg CO₂e, 1 min"),
     ],
 )
 def test_the_line_of_totals_counts_by_the_finest_unit_and_says_what_is_missing(
@@ -339,7 +339,7 @@ def test_totals_of_nothing_are_not_shown_as_zero() -> None:
     idle = Totals(duration_s=5.0, by_device={"GPU-1": 0.0}, by_phase={"other": 0.0}, by_provenance={"measured": 0.0})
     view = books_view("Totals", idle)
     assert view.line == "0 J (measured), 0 g CO₂e, 5.00 s"
-    assert [row[2] for row in view.grids[0].rows[:2]] == ["0 Wh; measured", "electricity 0 g, embodied unknown"]
+    assert [row[2] for row in view.grids[0].rows[:2]] == ["0 Wh; measured", "electricity; beside it embodied unknown"]
     assert [list(grid.rows) for grid in view.grids[1:]] == [[("GPU-1", "0 J", "")], [("other", "0 J", "")]]
     unpriced = dataclasses.replace(SHOWN, unpriced_j=7200.0)
     assert books_view("Totals", unpriced).grids[0].rows[1][2] == "the grid's intensity is not known"

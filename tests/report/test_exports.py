@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from greentrain.errors import RunFolderError
 from greentrain.ledger.reader import read_run
 from greentrain.report.exports import (
     COLUMNS,
@@ -86,7 +87,7 @@ def test_several_gpus_are_counted(tmp_path: Path) -> None:
 
 def _through_the_hub(folder: Path) -> Any:
     hub = pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
-    text = write_model_card(_summary(folder), folder).read_text(encoding="utf-8")
+    text = write_model_card(_summary(folder), folder / "model_card.yaml").read_text(encoding="utf-8")
     return hub.ModelCard(f"---\n{text}---\n# Model\n").data
 
 
@@ -99,7 +100,11 @@ def test_the_hub_reads_grams(tmp_path: Path) -> None:
     assert card.co2_eq_emissions["training_type"] == "pre-training"
     assert card.co2_eq_emissions["geographical_location"] == "Paris, France"
     assert card.co2_eq_emissions["hardware_used"] == "1 x NVIDIA H100 80GB HBM3"
-    assert "grams" in card.co2_eq_emissions["source"]
+    source = card.co2_eq_emissions["source"]
+    assert "grams CO2e of electricity (operational); embodied, beside them: unknown" in source
+    carbon = {**_summary(folder.path)["carbon"], "embodied_g": {"low": 200.0, "mid": 300.0, "high": 400.0}}
+    told = model_card(_summary(folder.path) | {"carbon": carbon | {"emissions_g": 400.0}})["co2_eq_emissions"]
+    assert told["emissions"] == 100.0 and "embodied, beside them: 300 g" in told["source"], "the Hub reads electricity"
 
 
 @pytest.mark.parametrize("energy_j", [3.6, 36.0, 3.6e6, 3.6e12])
@@ -115,7 +120,7 @@ def test_the_hubs_filter_reads_the_number_right(tmp_path: Path, energy_j: float)
 def test_unknown_emissions_are_not_stated(tmp_path: Path) -> None:
     folder = one_rank(tmp_path, g_per_kwh=None)
     assert model_card(_summary(folder)) == {}
-    text = write_model_card(_summary(folder), folder).read_text(encoding="utf-8")
+    text = write_model_card(_summary(folder), folder / "model_card.yaml").read_text(encoding="utf-8")
     assert yaml.safe_load(text) is None
     assert "not known" in text
 
@@ -123,8 +128,44 @@ def test_unknown_emissions_are_not_stated(tmp_path: Path) -> None:
 def test_tags_are_quoted_not_interpreted(tmp_path: Path) -> None:
     folder = Folder(tmp_path, tags={"training_type": "a: [b\n#c"})
     folder.rank(0, [GPU], [entry(T0_S, T0_S + 10, {"GPU-0": device(3.6e6)})])
-    text = write_model_card(_summary(folder.path), folder.path).read_text(encoding="utf-8")
+    text = write_model_card(_summary(folder.path), folder.path / "model_card.yaml").read_text(encoding="utf-8")
     assert yaml.safe_load(text)["co2_eq_emissions"]["training_type"] == "a: [b\n#c"
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("", "---\nCARD---\n"),
+        ("# Mine\n\n---\n\ntext\n", "---\nCARD---\n# Mine\n\n---\n\ntext\n"),
+        ("---\nlicense: mit # why\n---\n# Mine\n", "---\nlicense: mit # why\nCARD---\n# Mine\n"),
+        (
+            "---\nco2_eq_emissions:\n  emissions: 5.0\n\n  source: old\ntags:\n- a\n---\nco2_eq_emissions: of text\n",
+            "---\ntags:\n- a\nCARD---\nco2_eq_emissions: of text\n",
+        ),
+        ("---\nco2_eq_emissions: 5\n---\n", "---\nCARD---\n"),
+    ],
+)
+def test_a_model_card_of_somebody_changes_in_its_emissions_alone(
+    tmp_path: Path, before: str, after: str, newline: str
+) -> None:
+    folder, readme = one_rank(tmp_path / "runs"), tmp_path / "README.md"
+    card = yaml.safe_dump(model_card(_summary(folder)), sort_keys=False, allow_unicode=True, width=120)
+    readme.write_bytes(before.replace("\n", newline).encode())
+    for _ in range(2):  # again, nothing changes
+        write_model_card(_summary(folder), readme)
+        assert readme.read_bytes().decode() == after.replace("CARD", card).replace("\n", newline if before else "\n")
+
+
+@pytest.mark.parametrize("text", [b"---\n- a\n- b\n---\n# Mine\n", b"---\na: [\n---\n", b"\xff\xfe\n"])
+def test_a_model_card_that_cannot_be_read_is_left_as_it_is(tmp_path: Path, text: bytes) -> None:
+    folder, readme = one_rank(tmp_path / "runs"), tmp_path / "README.md"
+    readme.write_bytes(text)
+    with pytest.raises(RunFolderError, match="is left as it is"):
+        write_model_card(_summary(folder), readme)
+    assert readme.read_bytes() == text
+    write_model_card(_summary(one_rank(tmp_path / "blind", g_per_kwh=None)), readme)
+    assert readme.read_bytes() == text, "nothing is stated"
 
 
 # Required fields and enumerations of BoAmps 1.1.0 (Boavizta/BoAmps, model/*.json, commit 3bfefec).

@@ -32,7 +32,7 @@ def line(now: RunNow) -> str:
     if now.power_w is not None:
         parts.append(quantities.power(now.power_w))
     if now.operational_g is not None:
-        parts.append(quantities.carbon(now.operational_g + (now.embodied_g or 0.0)))
+        parts.append(quantities.carbon(now.operational_g))
     if now.g_per_kwh is not None:
         parts.append(f"grid {quantities.intensity(now.g_per_kwh)} ({now.zone or ''})")
     if now.gears:

@@ -154,7 +154,7 @@ def _parts(run: ActiveRun) -> dict[str, str]:
         parts["energy"] = "energy missing: no sensor"
     entry = run.last_entry
     if entry is not None and entry.carbon.g_per_kwh is not None:
-        parts["carbon"] = quantities.carbon(totals.emissions_g)
+        parts["carbon"] = quantities.carbon(totals.operational_g)
         parts["grid"] = f"grid {quantities.intensity(entry.carbon.g_per_kwh)} ({escape(entry.carbon.zone)})"
     if totals.tokens and totals.energy_j:
         parts["work"] = f"{quantities.significant(totals.tokens / totals.energy_j)} tokens/J"
