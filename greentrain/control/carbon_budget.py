@@ -21,7 +21,7 @@ from greentrain.errors import ConfigError
 from greentrain.ledger.active_run import ActiveRun
 from greentrain.policy.action_table import Action, ActionTable
 from greentrain.policy.menu import OFF, Menu
-from greentrain.types import G_PER_KG, Gear
+from greentrain.types import G_PER_KG, J_PER_KWH, Gear
 
 NEAR: Final = 0.8
 """Share of the budget at which it is time to say so; a round number."""
@@ -136,6 +136,12 @@ def _mass(grams: float) -> str:
     return f"{grams / G_PER_KG:.3g} kg" if grams >= G_PER_KG else f"{grams:.3g} g"
 
 
+MODEL: Final = (
+    "a smaller, pruned or more coarsely quantised model is another model, of whose cost this run knows nothing"
+)
+"""Said of what the paper on Eco-Orchestrator names as future work."""
+LATER: Final = 0.9
+"""An hour is worth waiting for where it has a tenth less; a round number."""
 LOOK_S: Final = 5.0
 """How often the books are looked at (s): they are written every ``run.book_s``, 10 s."""
 
@@ -205,14 +211,46 @@ class BudgetWatch:
         assert self._config.budget_g is not None
         budget = CarbonBudget(self._config.budget_g, self._config.budget_action, menu)
         view = budget.look(spent_g, tokens_done, self._config.tokens, in_use, self.reported)
+        ways = "; ".join([*self._ways(table, in_use), MODEL]) if view.events else ""
         barred = {
             str(action.gear) for action, no in zip(menu.actions, view.vetoed.tolist(), strict=True) if no and action
         }
         return {
-            "events": [[event.kind, event.text] for event in view.events],
+            "events": [[e.kind, f"{e.text}. Besides: {ways}" if e.kind == "near" else e.text] for e in view.events],
             "vetoed": sorted(barred),
             "stop": view.stop,
         }
+
+    def _ways(self, table: ActionTable | None, gear: Gear) -> list[str]:
+        """Return what else would make the rest cheaper, by what was measured in this run."""
+        ways, run = [], self._run
+        costs = {} if table is None else {c.action: c for c in table.costs if c.power_w and c.tokens_per_s}
+        full = costs.pop(Action(gear=gear), None)
+        caps = [cost for action, cost in costs.items() if action.gear == gear and action.ranks is None]
+        if full is not None and caps:
+            each_j = {
+                c.action: c.power_w.mean / c.tokens_per_s.mean for c in (full, *caps) if c.power_w and c.tokens_per_s
+            }
+            least = min((full, *caps), key=lambda cost: each_j[cost.action])
+            if least is not full and least.tokens_per_s and full.tokens_per_s:
+                saved = 1.0 - each_j[least.action] / each_j[full.action]
+                speed = least.tokens_per_s.mean / full.tokens_per_s.mean
+                ways.append(
+                    f"{least.action} takes {saved:.0%} less energy a token at {speed:.0%} of the speed"
+                    f" ({least.provenance}): actuators.power_cap"
+                )
+        entry, totals = run.last_entry, run.ledger.totals
+        now = None if entry is None else entry.carbon.g_per_kwh
+        if now is not None and totals.facility_j > 0 and not totals.unpriced_j:
+            mean = totals.operational_g / totals.facility_j * J_PER_KWH
+            if mean < LATER * now:
+                ways.append(
+                    f"the grid has {now:.0f} g/kWh now and had {mean:.0f} on average in this run,"
+                    f" {1 - mean / now:.0%} less: policy.name 'mpc' with policy.deadline waits for such hours"
+                )
+        if Gear.FP8 not in self._gears:
+            ways.append("what FP8 takes was not measured, as it is not among precision.gears")
+        return ways
 
     def _take(self, found: Mapping[str, Any]) -> None:
         for kind, text in found["events"]:

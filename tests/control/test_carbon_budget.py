@@ -21,6 +21,7 @@ from greentrain.control import carbon_budget, coordination
 from greentrain.control.carbon_budget import BudgetWatch, CarbonBudget
 from greentrain.errors import GreenTrainWarning
 from greentrain.ledger.journal import read_journal
+from greentrain.ledger.totals import Totals
 from greentrain.policy.action_table import ActionTable
 from greentrain.policy.menu import OFF, Menu
 from greentrain.types import Gear, Topology
@@ -249,6 +250,8 @@ class Books:
         self.run_id, self.topology = "a-run", Topology()
         self.sums: Any = SimpleNamespace(emissions_g=0.0, energy_j=1.0, unpriced_j=0.0)
         self.warnings, self.events = list[str](), list[str]()
+        self.last_entry: Any = None
+        self.ledger: Any = SimpleNamespace(totals=Totals())
         config = PolicyConfig(budget_g=1000.0, budget_action=action)
         self.watch = BudgetWatch(config, self, gears, clock_s=lambda: self.s, **more)  # type: ignore[arg-type]
 
@@ -356,3 +359,42 @@ def test_only_gears_of_the_run_at_full_power_are_compared() -> None:
     job.sums.emissions_g = 900.0
     job.train(10)
     assert job.events == ["near"] and job.watch.vetoes == {}, "FP8 is cheaper, but not this run's"
+
+
+CAPS = ActionTable.declare(
+    [
+        {"gear": "bf16", "tokens_per_s": 100, "power_w": 500},
+        {"gear": "bf16", "cap": 0.6, "tokens_per_s": 90, "power_w": 360},
+        {"gear": "bf16", "cap": 0.3, "tokens_per_s": 40, "power_w": 250},
+    ],
+    device="declared",
+)
+"""5 J a token; 4 at 60 % of the power; 6.25 at 30 %."""
+
+
+@pytest.mark.usefixtures("seldom")
+@pytest.mark.parametrize(
+    ("table", "gears", "g_per_kwh", "said"),
+    [
+        (
+            CAPS,
+            (Gear.BF16,),
+            450.0,
+            ["bf16 at 60% takes 20% less energy a token at 90% of the speed (assumed)", "33% less", "what FP8"],
+        ),
+        (TABLE, (Gear.BF16, Gear.FP8), 310.0, []),
+        (None, (Gear.BF16, Gear.FP8), None, []),
+        (None, (Gear.BF16,), 299.0, ["what FP8 takes was not measured"]),
+    ],
+)
+def test_what_else_would_be_cheaper_is_what_the_run_has_measured(
+    table: ActionTable | None, gears: tuple[Gear, ...], g_per_kwh: float | None, said: list[str]
+) -> None:
+    job = Books(gears=gears)
+    job.ledger.totals = Totals(energy_j=3.6e6, facility_j=3.6e6, operational_g=300.0)
+    job.last_entry = SimpleNamespace(carbon=SimpleNamespace(g_per_kwh=g_per_kwh))
+    job.sums.emissions_g = 900.0
+    job.train(10, table)
+    ways = job.warnings[0].split("Besides: ")[1].split("; ")
+    assert len(ways) == len(said) + 1 and ways[-1].endswith("of whose cost this run knows nothing")
+    assert all(text in way for text, way in zip(said, ways, strict=False))
