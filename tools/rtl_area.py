@@ -1,4 +1,4 @@
-"""Area of the array by open synthesis: ``python -m tools.rtl_area`` prints README.md's table.
+"""Area of the array, and of each module, by open synthesis: ``python -m tools.rtl_area`` prints README.md's tables.
 
 yosys maps gt_tile to UltraScale+ primitives. It neither places nor routes, so it says nothing of a clock, and it is not
 the tool that builds for the card: it leaves in the fabric what Vivado puts into a DSP48E2 (the multiplier's registers).
@@ -24,6 +24,11 @@ SIZES = ((4, 8), (8, 8), (16, 16))
 TARGET_MACS = (4096, 8192, 16384)
 """Arrays whose area is scaled from the largest one synthesised: a quarter, a half and all of the region's DSPs."""
 TIMEOUT_S = 1800.0
+MODULES = tuple(path.stem for path in SOURCES)
+"""Rows of the table by module: arrays of the first of SIZES, the others as they stand in their files."""
+ARRAYS = ("gt_array", "gt_tile")
+HLS = Path(__file__).resolve().parents[1] / "fpga_backend" / "hls"
+NOT_COUNTED = "C++ for Vitis HLS, which alone makes the logic of it: needs Vivado"
 
 
 class SynthesisError(GreenTrainError):
@@ -45,6 +50,9 @@ class Area:
     """CARRY4: what yosys emits for this family, whose slices have CARRY8."""
     tool: str
     """Which yosys."""
+    top: str = "gt_tile"
+    memory: int = 0
+    """RAMB18E2, RAMB36E2 and URAM288."""
 
     @property
     def macs(self) -> int:
@@ -69,8 +77,13 @@ def yosys() -> str:
     return found
 
 
-def synthesise(row_pairs: int, columns: int) -> Area:
-    """Synthesise ``gt_tile`` for UltraScale+ and count. 64 multiply-accumulates take ten seconds, in proportion.
+def synthesise(row_pairs: int, columns: int, top: str = "gt_tile") -> Area:
+    """Synthesise a module for UltraScale+ and count. 64 multiply-accumulates take ten seconds, in proportion.
+
+    Args:
+        row_pairs: Of the array.
+        columns: Of the array.
+        top: One of MODULES; those that are no array have no size.
 
     Raises:
         SynthesisError: yosys is missing or failed.
@@ -81,8 +94,8 @@ def synthesise(row_pairs: int, columns: int) -> Area:
             shutil.copy(source, folder)
         script = [
             *(f"read_verilog {source.name}" for source in SOURCES),
-            f"chparam -set R2 {row_pairs} -set C {columns} gt_tile",
-            "synth_xilinx -family xcup -noiopad -noclkbuf -top gt_tile -flatten",
+            *([f"chparam -set R2 {row_pairs} -set C {columns} {top}"] if top in ARRAYS else []),
+            f"synth_xilinx -family xcup -noiopad -noclkbuf -top {top} -flatten",
             "tee -q -o area.json stat -json",
         ]
         try:
@@ -94,12 +107,12 @@ def synthesise(row_pairs: int, columns: int) -> Area:
                 timeout=TIMEOUT_S,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise SynthesisError(f"{program} did not synthesise gt_tile: {error}") from error
+            raise SynthesisError(f"{program} did not synthesise {top}: {error}") from error
         report = Path(folder) / "area.json"
         if done.returncode or not report.exists():
-            raise SynthesisError(f"{program} failed ({done.returncode}) on gt_tile: {done.stderr[-2000:]}")
+            raise SynthesisError(f"{program} failed ({done.returncode}) on {top}: {done.stderr[-2000:]}")
         cells = json.loads(report.read_text(encoding="utf-8"))["design"]["num_cells_by_type"]
-    return _area(row_pairs, columns, cells, _version(program))
+    return _area(row_pairs, columns, cells, _version(program), top)
 
 
 def table(areas: Sequence[Area]) -> str:
@@ -125,12 +138,24 @@ def table(areas: Sequence[Area]) -> str:
     return "\n".join(lines)
 
 
+def by_module(areas: Sequence[Area]) -> str:
+    """Return what each Verilog module takes, and the kernels that open synthesis cannot count, as Markdown."""
+    lines = ["| module | DSP48E2 | LUT | FF | CARRY4 | BRAM, URAM |", "|---|---|---|---|---|---|"]
+    for a in areas:
+        size = f", {2 * a.row_pairs} x {a.columns}" if a.top in ARRAYS else ""
+        lines.append(f"| `{a.top}`{size} | {a.dsp} | {a.lut:,} | {a.ff:,} | {a.carry:,} | {a.memory} |")
+    kernels = ", ".join(f"`{path.stem}`" for path in sorted(HLS.glob("*.cpp")))
+    return "\n".join([*lines, f"| {kernels} | *not counted: {NOT_COUNTED}* | | | | |"])
+
+
 def main() -> None:
-    """Print the table."""
+    """Print the tables."""
     print(table([synthesise(row_pairs, columns) for row_pairs, columns in SIZES]))
+    print("\nBy module:\n")
+    print(by_module([synthesise(*SIZES[0], top) for top in MODULES]))
 
 
-def _area(row_pairs: int, columns: int, cells: Mapping[str, int], tool: str) -> Area:
+def _area(row_pairs: int, columns: int, cells: Mapping[str, int], tool: str, top: str) -> Area:
     def count(*prefixes: str) -> int:
         return sum(number for name, number in cells.items() if name.startswith(prefixes))
 
@@ -142,6 +167,8 @@ def _area(row_pairs: int, columns: int, cells: Mapping[str, int], tool: str) -> 
         ff=count("FD"),
         carry=count("CARRY"),
         tool=tool,
+        top=top,
+        memory=count("RAMB", "URAM"),
     )
 
 

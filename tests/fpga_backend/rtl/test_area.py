@@ -7,7 +7,20 @@ from pathlib import Path
 import pytest
 
 from tools import rtl_area
-from tools.rtl_area import LABEL, SIZES, U55C_REGION, Area, SynthesisError, synthesise, table, yosys
+from tools.rtl_area import (
+    HLS,
+    LABEL,
+    MODULES,
+    NOT_COUNTED,
+    SIZES,
+    U55C_REGION,
+    Area,
+    SynthesisError,
+    by_module,
+    synthesise,
+    table,
+    yosys,
+)
 
 README = Path(rtl_area.__file__).resolve().parents[1] / "fpga_backend" / "rtl" / "README.md"
 ROW = re.compile(r"^\| (\d+) x (\d+) \| (\d+) \| (\d+) \| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \|$", re.MULTILINE)
@@ -68,6 +81,36 @@ def test_the_readme_holds_every_size_and_shares_that_follow_from_it() -> None:
     for one in areas:
         structure(one)
     assert table(areas) in text
+
+
+MODULE = re.compile(
+    r"^\| `(gt_\w+)`(?:, \d+ x \d+)? \| (\d+) \| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \| (\d+) \|$", re.MULTILINE
+)
+
+
+def written() -> list[Area]:
+    found = MODULE.findall(README.read_text(encoding="utf-8"))
+    counts = [(top, *(int(cell.replace(",", "")) for cell in cells)) for top, *cells in found]
+    fixed = {"row_pairs": SIZES[0][0], "columns": SIZES[0][1], "tool": "Yosys 0.23"}
+    return [Area(top=t, dsp=d, lut=lut, ff=ff, carry=c, memory=m, **fixed) for t, d, lut, ff, c, m in counts]  # type: ignore[arg-type]
+
+
+def test_the_table_by_module_has_every_kernel_counted_or_not() -> None:
+    modules = {one.top: one for one in written()}
+    assert tuple(modules) == MODULES
+    assert by_module(list(modules.values())) in README.read_text(encoding="utf-8")
+    assert (modules["gt_dual_mac"].dsp, modules["gt_pack"].dsp) == (1, 0)
+    assert modules["gt_array"].dsp == modules["gt_tile"].dsp == 32 and modules["gt_array"].lut < modules["gt_tile"].lut
+    (left,) = (line for line in by_module([]).splitlines() if NOT_COUNTED in line)
+    assert all(f"`{path.stem}`" in left for path in HLS.glob("*.cpp")) and "`gemm`" in left
+
+
+@with_yosys
+@pytest.mark.long
+@pytest.mark.parametrize("top", ["gt_dual_mac", "gt_pack"])
+def test_a_module_takes_what_the_table_says(top: str) -> None:
+    (row,) = (one for one in written() if one.top == top)
+    assert synthesise(row.row_pairs, row.columns, top) == row
 
 
 def test_shares_are_of_the_user_region_in_proportion() -> None:
