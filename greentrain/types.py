@@ -148,6 +148,8 @@ class Sensor:
     shared: bool = True
     """True: other processes on the node can read the same joules, so the device must be claimed.
     False: the reading is of this process tree alone."""
+    reference: bool = False
+    """True: it contains what other sensors measure, so it is kept apart and never added to them."""
 
 
 class PowerSample(NamedTuple):
@@ -451,6 +453,9 @@ class LedgerEntry:
     gears: Mapping[str, GearUse] = field(default_factory=dict)
     """Use by gear, from the first mark of a gear on, without ``IDLE_PHASES``; empty in runs without gears."""
     pue_source: PueSource = PueSource.CONSTANT
+    references: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """By uid of a sensor that contains others: ``j`` what it told since the entry before (J), and ``s`` of how long
+    (s); in no sum."""
 
     @property
     def energy_j(self) -> float:

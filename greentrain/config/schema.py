@@ -201,7 +201,9 @@ class ExportConfig:
     """None: nothing is sent by OpenTelemetry."""
 
 
-METERS = ("nvml", "rapl", "cpu_model", "prometheus", "replay", "null")
+METERS = ("nvml", "rapl", "cpu_model", "prometheus", "redfish", "ipmi", "replay", "null")
+NODE_METERS = ("redfish", "ipmi")
+"""Those of a whole node, which contains what the others measure."""
 LIVE_SIGNALS = ("electricity_maps", "watttime", "gb")
 """Signals that ask a network."""
 SIGNALS = ("constant", "typical", "trace", *LIVE_SIGNALS)
@@ -272,16 +274,29 @@ class PowerConfig:
     prometheus_url: str | None = None
     """URL of a Prometheus server that scrapes Kepler, for the meter ``prometheus``."""
     prometheus_query: str | None = None
-    """PromQL whose result is cumulative joules, one series a device; None asks for Kepler's node counters."""
+    """PromQL whose result is cumulative joules, one series a device; None asks for Kepler's node counters,
+    ``kepler-pod`` for what Kepler gives of them to this pod (of POD_NAME and POD_NAMESPACE, else of the host name)."""
+    redfish_url: str | None = None
+    """URL of the node's management controller, for the meter ``redfish``; its login is in the variables
+    GREENTRAIN_BMC_USER and GREENTRAIN_BMC_PASSWORD. The meter ``ipmi`` runs ipmitool and needs no key."""
+    redfish_chassis: str | None = None
+    """Id of the chassis to ask; None: the only one that tells its power."""
     replay_csv: str | None = None
     """Recording for the meter ``replay``."""
 
     def __post_init__(self) -> None:
         check_fields(self, "power")
         names = (self.meters,) if isinstance(self.meters, str) else self.meters
-        for name, key in (("prometheus", "prometheus_url"), ("replay", "replay_csv")):
+        for name, key in (("prometheus", "prometheus_url"), ("redfish", "redfish_url"), ("replay", "replay_csv")):
             if name in names and getattr(self, key) is None:
                 raise ConfigError(f"power.meters names {name!r}, so power.{key} must be set")
+        if set(NODE_METERS) <= set(names):
+            raise ConfigError("power.meters names 'redfish' and 'ipmi', which both measure the whole node: name one")
+        if self.redfish_url is not None and "@" in self.redfish_url:
+            raise ConfigError(
+                "power.redfish_url holds a login, which run.json would show: pass it in GREENTRAIN_BMC_USER and"
+                " GREENTRAIN_BMC_PASSWORD"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -78,6 +78,8 @@ class ClaimedDevices(Mapping[str, EnergyCurve]):
     ) -> None:
         self.curves: dict[str, EnergyCurve] = {}
         """Of the devices that this rank books."""
+        self.references: dict[str, EnergyCurve] = {}
+        """Of sensors that contain others: local rank 0 keeps them, and nobody claims them, as they are in no sum."""
         self.unread: list[Sensor] = []
         """Devices that exist but cannot be read; booked as missing by local rank 0."""
         self.rates: dict[str, EmbodiedRate] = {}
@@ -106,15 +108,16 @@ class ClaimedDevices(Mapping[str, EnergyCurve]):
             self._sort(sensor, position, sum(s.device.kind is kind for s in sensors))
 
     def __getitem__(self, uid: str) -> EnergyCurve:
-        found = self.curves.get(uid)
+        found = self.curves.get(uid) or self.references.get(uid)
         return found if found is not None else self._candidates[uid]
 
     def __iter__(self) -> Iterator[str]:
         yield from self.curves
+        yield from self.references
         yield from self._candidates
 
     def __len__(self) -> int:
-        return len(self.curves) + len(self._candidates)
+        return len(self.curves) + len(self.references) + len(self._candidates)
 
     @property
     def sensors(self) -> list[Sensor]:
@@ -205,7 +208,7 @@ class ClaimedDevices(Mapping[str, EnergyCurve]):
             device = sensor.device
             record: dict[str, Any] = {"uid": device.uid, "kind": str(device.kind), "name": device.name}
             for item in dataclasses.fields(sensor):
-                if item.name not in ("device", "shared", "tick_edge_s"):
+                if item.name not in ("device", "shared", "tick_edge_s", "reference"):
                     record[item.name] = getattr(sensor, item.name)
             record["embodied_g_per_h"] = self._rate_records[device.uid] if device.uid in self.rates else None
             if device.uid not in self._node_rates:
@@ -215,6 +218,10 @@ class ClaimedDevices(Mapping[str, EnergyCurve]):
 
     def _sort(self, sensor: Sensor, position: int, of_kind: int) -> None:
         place = self._topology
+        if sensor.reference:
+            if place.local_rank == 0:
+                self.references[sensor.device.uid] = EnergyCurve(sensor, 0.0, self._on_event)
+            return
         if sensor.provenance is Provenance.MISSING:
             if place.local_rank == 0:
                 self.unread.append(sensor)
@@ -725,7 +732,7 @@ class ActiveRun:
             if self._started:  # an interrupted start has no first moment, and nothing to book
                 self._sampler.settle()
                 self._claim_rest()
-                for curve in self._devices.curves.values():
+                for curve in (*self._devices.curves.values(), *self._devices.references.values()):
                     curve.finish(t1_s)
                 self._record(t1_s, last=True)
         except Exception as error:
@@ -747,14 +754,15 @@ class ActiveRun:
             self._devices_changed()
 
     def _devices_changed(self) -> None:
-        self._sampler.select(frozenset(self._devices.curves))
+        self._sampler.select(frozenset([*self._devices.curves, *self._devices.references]))
         self._write_sensors()
 
     def _record(self, t1_s: float, *, last: bool = False) -> None:
         self._take_marks(t1_s if last else float("inf"))
         looked = self._sampler.states
         self._books.look(looked.popleft() for _ in range(len(looked)))
-        entry = self._books.book(t1_s, self._devices.curves, self._devices.unread, self._devices.rates, last=last)
+        devices = self._devices
+        entry = self._books.book(t1_s, devices.curves, devices.unread, devices.rates, devices.references, last=last)
         self.ledger.record(entry)
         self.last_entry = entry
         for uid, told in self._books.attributions({} if last else self._attributed).items():

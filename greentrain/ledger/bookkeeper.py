@@ -596,6 +596,8 @@ class Bookkeeper:
         """Phase, gear and limits of each label, as the timeline numbers them."""
         self._labels: dict[tuple[int, int, int], int] = {}
         self._below: dict[str, BelowTheTick] = {}
+        self._referred_s: dict[str, float] = {}
+        """By sensor that contains others, up to when it was told (s)."""
         self._states: dict[str, deque[DeviceState]] = {}
         """By device, what its driver has told and is not booked yet."""
         self._shared_s: dict[str, dict[str, Floats]] = {}
@@ -617,6 +619,7 @@ class Bookkeeper:
         curves: Mapping[str, EnergyCurve],
         unread: Sequence[Sensor] = (),
         embodied: Mapping[str, EmbodiedRate] | None = None,
+        references: Mapping[str, EnergyCurve] | None = None,
         *,
         last: bool = False,
     ) -> LedgerEntry:
@@ -627,6 +630,7 @@ class Bookkeeper:
             curves: The energy curves by device uid.
             unread: The devices that are known to exist but cannot be read: booked as missing.
             embodied: The embodied rate by device uid, of the devices that have one.
+            references: The curves of sensors that contain others: told beside the sums, as far as they are known.
             last: No other follows.
         """
         t0_s = self.t_s
@@ -698,7 +702,18 @@ class Bookkeeper:
             samples=sum(mark.samples for mark in cut.steps),
             step_groups=self._group_steps([track.ended() for track in tracks]),
             gears=_by_gear(cut, spent, len(unread), moved_gears, list(curves.values())),
+            references={
+                uid: told for uid, curve in (references or {}).items() if (told := self._refer(uid, curve, t1_s))
+            },
         )
+
+    def _refer(self, uid: str, curve: EnergyCurve, t1_s: float) -> dict[str, float]:
+        """Return what a sensor that contains others has told since the last time; readings come late and count then."""
+        since_s = self._referred_s.get(uid, curve.oldest_s)
+        until_s = self._referred_s[uid] = max(since_s, min(curve.frontier_s, t1_s))
+        energy_j, missing_s = curve.between(since_s, until_s)
+        known_s = until_s - since_s - missing_s
+        return {"j": energy_j, "s": known_s} if known_s > 0 else {}
 
     def look(self, states: Iterable[DeviceState]) -> None:
         """Take what drivers have told beside power, to be booked with the interval that it falls into."""

@@ -484,7 +484,7 @@ NOTE: Final = "note"
 _WRITTEN: Final = {
     "open": "format run_id rank world_size local_rank local_world_size host pid t sensors carried excluded pue_error",
     "sensors": "sensors excluded",
-    "entry": "t0 t1 steps tokens samples devices phase_s phase_incl_j carbon pue pue_from op_g emb_g gears sum"
+    "entry": "t0 t1 steps tokens samples devices phase_s phase_incl_j carbon pue pue_from op_g emb_g gears refs sum"
     " step_groups",
     "close": "t reason totals",
 }
@@ -638,6 +638,10 @@ def entry_to_json(entry: LedgerEntry, *, exact: bool = False) -> dict[str, Any]:
             name: {key: round_s(getattr(use, item)) for key, item in GEAR_KEYS.items()}
             for name, use in entry.gears.items()
         }
+    if entry.references:
+        record["refs"] = {
+            uid: {key: round_s(value) for key, value in told.items()} for uid, told in entry.references.items()
+        }
     record["step_groups"] = [list(group) for group in entry.step_groups]
     return record
 
@@ -689,6 +693,7 @@ def entry_from_json(record: Mapping[str, Any]) -> LedgerEntry:
             for name, use in record.get("gears", {}).items()
         },
         pue_source=PueSource(record.get("pue_from", PueSource.CONSTANT)),
+        references=record.get("refs", {}),
     )
 
 
@@ -732,6 +737,8 @@ def check_entry(entry: Mapping[str, Any]) -> None:
     figures += entry["phase_incl_j"].values()
     for use in entry.get("gears", {}).values():
         figures += map((UNTOLD | use).__getitem__, GEAR_KEYS)
+    for told in entry.get("refs", {}).values():
+        figures += told["j"], told["s"]
     for steps, t_unix_s, energy_j, tokens in entry["step_groups"]:
         figures += steps, t_unix_s, energy_j, tokens
     if not sum(map(abs, figures)) < _MOST:  # of NaN too; all at once, as a journal of weeks has a million of them

@@ -131,6 +131,8 @@ def _merge(a: dict[str, Any], b: Mapping[str, Any]) -> None:
         _add(device["phases"], other["phases"])
         if "states" in other:
             add_states(device.setdefault("states", {}), other["states"])
+    for uid, told in b.get("refs", {}).items():
+        _add(a.setdefault("refs", {}).setdefault(uid, {}), told)
     for name, use in b.get("gears", {}).items():
         _add(a.setdefault("gears", {}).setdefault(name, {}), use)
 

@@ -263,6 +263,8 @@ class EntrySums:
     gear_g: dict[str, dict[str, float]] = field(default_factory=dict)
     """By gear, of the entries whose intensity is known: ``operational_g``, ``emissions_g`` with the embodied share of
     the time in the gear, and ``tokens``."""
+    references: dict[str, dict[str, float]] = field(default_factory=dict)
+    """By uid of a sensor that contains others: what it told, ``j`` (J), and of how long, ``s`` (s); in no other sum."""
     pue_j: dict[str, float] = field(default_factory=dict)
     """Energy (J) by source of its PUE."""
     zone_j: dict[tuple[str, ...], float] = field(default_factory=dict)
@@ -366,6 +368,8 @@ class EntrySums:
                 self.unstated_g += grams_ or 0.0
             else:
                 _add(self.stated_g, {key: carbon["error"] * (grams_ or 0.0)})
+        for uid, told in entry.get("refs", {}).items():
+            _add(self.references.setdefault(uid, {}), {key: told[key] for key in ("j", "s")})
         for name, use in entry.get("gears", {}).items():
             _add(self.gears.setdefault(name, {}), {key: (UNTOLD | use)[key] for key in GEAR_KEYS})
             if grams_ is not None and span_s > 0 and says_anything("", use["j"], use["missing_s"], use["dev_s"]):
@@ -441,7 +445,7 @@ class EntrySums:
 
 _RANGES: Final = ("pue", "g_per_kwh", "span_s")
 _MAPS: Final = ("phase_j", "phase_inclusive_j", "phase_s", "phase_g", "pue_j", "zone_j", "stated_g")
-_MAPS_OF_MAPS: Final = ("gears", "gear_g")
+_MAPS_OF_MAPS: Final = ("gears", "gear_g", "references")
 _OF_TOTALS: Final = (
     "energy_j", "duration_s", "facility_j", "operational_g", "it_g", "unpriced_j", "embodied_g", "steps", "tokens",
     "samples",

@@ -8,13 +8,14 @@ import contextlib
 import dataclasses
 import functools
 import os
+import socket
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from greentrain.config.schema import PowerConfig
+from greentrain.config.schema import NODE_METERS, PowerConfig
 from greentrain.errors import ConfigError, GreenTrainWarning, MeterError, MissingExtraError
 from greentrain.power.claims import claims_dir, other_pids
 from greentrain.power.rapl import RaplMeter, find_zones
@@ -297,7 +298,12 @@ def survey(config: PowerConfig | None = None, *, environ: Mapping[str, str] | No
     stand_in = "used for what has no sensor" if len(measured) < 2 else "not needed, RAPL measures CPU and memory"
     for finding in _survey_one("cpu_model", config, environ):
         findings.append(dataclasses.replace(finding, detail=f"{finding.detail} ({stand_in})"))
-    for name, value in (("prometheus", config.prometheus_url), ("replay", config.replay_csv)):
+    for name, value in (
+        ("prometheus", config.prometheus_url),
+        ("redfish", config.redfish_url),
+        ("ipmi", "ipmi" in _names(config) or None),
+        ("replay", config.replay_csv),
+    ):
         if value is not None:
             findings.extend(_survey_one(name, config, environ))
     return findings
@@ -326,6 +332,16 @@ def _open(name: str, config: PowerConfig, environ: Mapping[str, str] | None, clo
         from greentrain.power.replay import ReplayMeter
 
         return ReplayMeter(config.replay_csv, clock=clock)
+    if name in NODE_METERS:
+        from greentrain.power.node import NodeMeter, dcmi, redfish
+
+        read_w = (
+            dcmi()
+            if config.redfish_url is None or name == "ipmi"
+            else redfish(config.redfish_url, config.redfish_chassis, environ=environ)
+        )
+        reference = bool(set(_names(config)) - {name, "null"}) and name in _names(config)
+        return NodeMeter(name, read_w, host=socket.gethostname(), reference=reference, clock=clock)
     if name == "null":
         return NullMeter()
     raise ConfigError(f"power.meters names {name!r}, which cannot be opened without its setting")
@@ -371,7 +387,12 @@ def _model(
 ) -> Sequence[PowerMeter]:
     from greentrain.power.cpu_model import CpuModelMeter
 
-    known = {s.device.kind for meter in meters for s in meter.sensors if s.provenance is not Provenance.MISSING}
+    known = {
+        s.device.kind
+        for meter in meters
+        for s in meter.sensors
+        if s.provenance is not Provenance.MISSING and not s.reference
+    }
     kinds = [kind for kind in MODELLED_KINDS if kind not in known and DeviceKind.NODE not in known]
     if not kinds:
         return []
@@ -451,6 +472,8 @@ _WHAT: Mapping[str, str] = {
     "rapl": "CPU packages and memory",
     "cpu_model": "CPU and memory, modelled",
     "prometheus": "CPU, memory and GPUs as seen by Kepler",
+    "redfish": "the whole node",
+    "ipmi": "the whole node",
     "replay": "recorded devices",
 }
 

@@ -15,6 +15,7 @@ sustainable-computing-io/kepler at 13944a6, 2026-08-21). Kepler up to 0.9: ``kep
 """
 
 import contextlib
+import dataclasses
 import json
 import math
 import os
@@ -146,6 +147,16 @@ NODE_LABELS: Final = ("node_name", "exported_instance", "instance")
 MODELLED_SOURCES: Final = ("trained_power_model", "estimator", "dummy", "fake")
 """Values of ``source`` with which Kepler up to 0.9 marks a model instead of a counter (pkg/model/types/types.go)."""
 
+KEPLER_POD: Final = "kepler-pod"
+"""Stands for the query of this pod's counters: what Kepler gives it of its node's, by CPU time."""
+POD_QUERY: Final = (
+    '{{__name__=~"kepler_pod_cpu_joules_total|kepler_container_(package|dram)_joules_total",pod_name="{pod}",'
+    'state=~"|running",zone=~"|package.*|dram.*"}}'
+)
+"""Both generations: from 0.10 on of the pod (docs/user/metrics.md at 1d73b32), up to 0.9 of each of its containers."""
+POD, NAMESPACE = "POD_NAME", "POD_NAMESPACE"
+"""Variables that say which pod this is, by the downward API; else its host name, in any namespace."""
+
 _DROP = frozenset({"__name__", "job", "endpoint", "service", "namespace", "pod", "container"})
 
 
@@ -162,6 +173,17 @@ def kepler_device(labels: Mapping[str, str]) -> Device | None:
         uid=f"kepler:{zone}:{place}",
         kind=DeviceKind.DRAM if memory else DeviceKind.CPU,
         name=f"{'DRAM' if memory else 'CPU package'} {place}",
+    )
+
+
+def pod_device(labels: Mapping[str, str]) -> Device:
+    """Return the device of a series of POD_QUERY: the pod's share of the node's processors, or of its memory."""
+    pod = f"{labels.get('pod_namespace') or labels.get('container_namespace', '')}/{labels['pod_name']}"
+    memory = "dram" in labels.get("zone", "") + labels.get("__name__", "")
+    return Device(
+        uid=f"kepler:{pod}:{'dram' if memory else 'package'}",
+        kind=DeviceKind.DRAM if memory else DeviceKind.CPU,
+        name=f"{'DRAM' if memory else 'CPU'} of pod {pod}",
     )
 
 
@@ -216,8 +238,8 @@ class PrometheusMeter:
     Args:
         url: The server, for example ``http://prometheus:9090``.
         query: PromQL whose result is cumulative joules, one series a device; None asks for Kepler's node counters
-            of this node. A plain selector keeps the scrape times; of any other expression the time is that of the
-            query.
+            of this node, ``kepler-pod`` for those of this pod alone. A plain selector keeps the scrape times; of any
+            other expression the time is that of the query.
         node: Name of this node among Kepler's; None takes $NODE_NAME, else the host name.
         timeout_s: Longest wait for one answer (s).
         transport: An httpx transport, for tests.
@@ -239,6 +261,9 @@ class PrometheusMeter:
         clock: Clock | None = None,
     ) -> None:
         self._clock = clock or SystemClock()
+        self._of_pod = query is not None and query.strip() == KEPLER_POD
+        if self._of_pod:
+            query = POD_QUERY.format(pod=os.environ.get(POD) or socket.gethostname())
         self._query = query.strip() if query is not None else None
         self._node = node or os.environ.get("NODE_NAME") or socket.gethostname()
         self._timeout_s = timeout_s
@@ -258,6 +283,16 @@ class PrometheusMeter:
                 raise MeterError(f"{self._url} has no series for {what}: check that it scrapes Kepler on this node")
             self._scrape_s = _scrape_s(found)
             self._sensors = [_sensor(device, labels, self._scrape_s, query) for device, labels in _devices(found)]
+            if self._of_pod:
+                self._sensors = [
+                    dataclasses.replace(
+                        sensor,
+                        provenance=Provenance.MODELLED,
+                        method="Kepler's share of a pod through Prometheus",
+                        note=f"Scraped every {self._scrape_s:.3g} s; the node's counters, shared out by CPU time",
+                    )
+                    for sensor in self._sensors
+                ]
             self._take(found)
         except ReplyError as error:
             self._client.close()
@@ -321,6 +356,15 @@ class PrometheusMeter:
         return list(reply.series)
 
     def _select(self, series: list[SampleSeries]) -> list[tuple[Device, SampleSeries]]:
+        if self._of_pod:
+            wanted = os.environ.get(NAMESPACE)
+            of_pods = [(pod_device(s.labels), s) for s in series]
+            pods = {device.uid.rpartition(":")[0] for device, _ in of_pods if not wanted or f":{wanted}/" in device.uid}
+            if len(pods) > 1:
+                raise MeterError(
+                    f"{self._url} has {len(pods)} pods of this name in several namespaces: set {NAMESPACE}"
+                )
+            return [(device, s) for device, s in of_pods if device.uid.rpartition(":")[0] in pods]
         if self._query is not None:
             return [(series_device(s.labels), s) for s in series]
         nodes = sorted({node for s in series if (node := node_of(s.labels))})

@@ -26,7 +26,8 @@ phases                  exclusive (sums to the whole) and inclusive energy, seco
 stages                  by phase and kind of device: energy, mean watts while a rank was in it, joules per token of
                         the run (the Energy Density Index) with j_per_token_interval, per sample and per step; none
                         where more than a tenth of the devices' time is missing
-hosts, ranks            the same energy by place
+hosts, ranks            the same energy by place; of a host whose management controller was read beside its components
+                        node_energy_j, which is in no sum, and unmetered_j, what of it no component's figure has
 carbon                  operational (location, market), embodied low/mid/high, emissions_g, CUE, intensity, sources;
                         operational_interval_g, emissions_interval_g
 gears                   one a precision gear: energy, time and work in it, and their ratios, but for those of one whose
@@ -144,7 +145,7 @@ def summarize(record: RunRecord, *, series: RunSeries | None = None, now_unix_s:
         # A mean over a second cannot be undone below it: phases that come with each step are in those around them.
         if row["name"] not in IDLE_PHASES and 0 < (row["rank_seconds"] or 0.0) < most_s:
             row["attribution"] = Attribution.BLURRED
-    events = _events(record)
+    events, hosts = _events(record), _hosts(record, sums)
     shifts, decisions = events["gear"], events[DECISION]
     state = _state(record, now_s)
     out: dict[str, Any] = {
@@ -158,8 +159,8 @@ def summarize(record: RunRecord, *, series: RunSeries | None = None, now_unix_s:
         "devices": devices,
         "phases": phases,
         "stages": stages,
-        "completeness": completeness(devices, energy),
-        "hosts": _hosts(record, sums),
+        "completeness": completeness(devices, energy, hosts),
+        "hosts": hosts,
         "ranks": [_rank(rank, part, now_s) for rank, part in zip(record.ranks, by_rank, strict=True)],
         "carbon": carbon,
         "work": work,
@@ -374,12 +375,15 @@ _PARTS: Final = {
 2026-11-23). A node that is metered as a whole has all but the network."""
 
 
-def completeness(devices: Sequence[Mapping[str, Any]], energy: Mapping[str, Any]) -> dict[str, Any]:
+def completeness(
+    devices: Sequence[Mapping[str, Any]], energy: Mapping[str, Any], hosts: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, Any]:
     """Return which parts of the machines were metered, modelled, not read, or are in no figure, and that in words.
 
     Args:
         devices: Rows of the devices.
         energy: Figures of the energy.
+        hosts: Rows of the hosts.
     """
     found: dict[str, list[str]] = {"metered": [], "modelled": [], "not read": [], "in no figure": []}
     whole = any(device["kind"] == "node" and device["energy_j"] is not None for device in devices)
@@ -395,6 +399,10 @@ def completeness(devices: Sequence[Mapping[str, Any]], energy: Mapping[str, Any]
     if energy["pue_min"] == energy["pue_max"] == 1:
         found["in no figure"].append("the building's cooling and power conversion (PUE 1)")
     texts = [f"{name.capitalize()}: {', '.join(parts)}." for name, parts in found.items() if parts]
+    for row in hosts:
+        if row["unmetered_j"] is not None:
+            node, rest = (quantities.energy(row[key]) for key in ("node_energy_j", "unmetered_j"))
+            texts.append(f"By its management controller {row['host']} used {node}; {rest} is unmetered by components.")
     return {**{name.replace(" ", "_"): parts for name, parts in found.items()}, "text": " ".join(texts)}
 
 
@@ -519,6 +527,14 @@ def _hosts(record: RunRecord, sums: EntrySums) -> list[dict[str, Any]]:
     for (host, _), device in sums.devices.items():
         if (energy_j := device.energy_j) is not None:
             rows[host]["energy_j"] = (rows[host]["energy_j"] or 0.0) + energy_j
+    for host, row in rows.items():
+        ranks = [rank.sums for rank in record.ranks if rank.host == host]
+        told = [told for sums in ranks for told in sums.references.values()]
+        wall_s, seconds = max(sums.duration_s for sums in ranks), sum(one["s"] for one in told)
+        row["node_energy_j"] = sum(one["j"] for one in told) if seconds > 0 else None
+        row["unmetered_j"] = None
+        if seconds > 0 and wall_s > 0 and row["energy_j"] is not None:
+            row["unmetered_j"] = row["node_energy_j"] - row["energy_j"] * min(seconds / wall_s, 1.0)
     return list(rows.values())
 
 

@@ -31,7 +31,7 @@ from greentrain.ledger.reader import OtherRanksTotals, RankRecord, read_run
 from greentrain.ledger.totals import Totals
 from greentrain.power import device_clock
 from greentrain.power.sampler import EnergyCurve, Sampler
-from greentrain.report.summary import told_of
+from greentrain.report.summary import summarize, told_of
 from greentrain.types import Device, DeviceKind, DeviceState, LedgerEntry, PowerSample, Provenance, Sensor, Topology
 from greentrain.utils import quantities
 from tests.helpers.child import in_a_child
@@ -1046,3 +1046,25 @@ def test_what_drivers_tell_beside_power_is_in_the_journal_and_is_read_back(bench
     states = rank.sums.devices["a"].states[phase]
     assert states["sm_s"] / states["util_s"] == pytest.approx(0.5, abs=1e-3) and "thermal_s" not in states
     assert states["clocks_s"] == pytest.approx(states["util_s"]) and rank.sums.devices["b"].states == {}
+
+
+def test_a_node_s_meter_is_never_added_to_what_it_contains(bench: Bench) -> None:
+    meter = Meter(a=200.0, b=50.0)
+    whole = dataclasses.replace(meter.sensors[1], device=Device(uid="redfish:n", kind=DeviceKind.NODE, name="n"))
+    meter.watts["redfish:n"] = 400.0
+    meter.sensors.append(dataclasses.replace(whole, reference=True, shared=True))
+    run = bench.started(meter)
+    bench.passes(run, 1060.0)
+    meter.silent = {"redfish:n"}
+    with pytest.warns(GreenTrainWarning, match="no reading"):
+        bench.passes(run, 1120.0)
+        run.close("finished")
+    assert run.ledger.totals.energy_j == pytest.approx(250.0 * 120.0)
+    assert {uid for record in bench.records(run, "entry") for uid in record["devices"]} == {"a", "b"}
+    for most in (None, 2):
+        (host,) = summarize(read_run(run.folder, most=most))["hosts"]
+        assert host["node_energy_j"] == pytest.approx(400.0 * 60.0, rel=0.03)
+        assert host["unmetered_j"] == pytest.approx(150.0 * 60.0, rel=0.05)
+        assert host["energy_j"] == pytest.approx(250.0 * 120.0)
+    text = summarize(read_run(run.folder))["completeness"]["text"]
+    assert "2.50 Wh is unmetered by components" in text.replace("\N{THIN SPACE}", " ") and "mainboard" in text

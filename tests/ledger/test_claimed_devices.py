@@ -207,7 +207,7 @@ def test_the_journal_gets_what_a_sensor_is_and_what_is_not_known_of_it(node: Nod
     devices = node.process("run", sensors=_all_kinds())
     records = {record["uid"]: record for record in devices.records()}
     gpu = records["GPU-0"]
-    known = {item.name for item in dataclasses.fields(Sensor)} - {"device", "shared", "tick_edge_s"}
+    known = {item.name for item in dataclasses.fields(Sensor)} - {"device", "shared", "tick_edge_s", "reference"}
     assert gpu.keys() == known | {"uid", "kind", "name", "embodied_g_per_h"}
     assert (gpu["kind"], gpu["name"], gpu["note"], gpu["period_s"]) == ("gpu", H100, "a note", 0.1)
     assert gpu["embodied_g_per_h"]["mid"] == devices.rates["GPU-0"].mid_g_per_h

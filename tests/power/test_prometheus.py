@@ -18,7 +18,14 @@ pytest.importorskip("httpx", reason="the extra 'prometheus' is not installed")
 import httpx
 
 from greentrain.errors import MeterError
-from greentrain.power.prometheus import PrometheusClient, PrometheusMeter, ReplyError, SampleSeries, pick_node
+from greentrain.power.prometheus import (
+    KEPLER_POD,
+    PrometheusClient,
+    PrometheusMeter,
+    ReplyError,
+    SampleSeries,
+    pick_node,
+)
 from greentrain.testing.meter_contract import MeterContract
 from greentrain.types import DeviceKind, PowerMeter, PowerSample, Provenance
 from greentrain.utils.http_client import HttpError
@@ -288,7 +295,7 @@ def test_hanging_server_blocks_neither_read_nor_close() -> None:
 @pytest.mark.long
 @pytest.mark.usefixtures("no_proxy")
 @pytest.mark.skipif(PROMETHEUS is None, reason="no prometheus binary on PATH (Debian: apt install prometheus)")
-def test_real_prometheus_scraping_kepler_format(tmp_path: Path) -> None:
+def test_real_prometheus_scraping_kepler_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert PROMETHEUS is not None
     start_s = time.time()
 
@@ -303,6 +310,14 @@ def test_real_prometheus_scraping_kepler_format(tmp_path: Path) -> None:
             labels = f'node_name="node-a",path="/sys/class/powercap/{path}",zone="{zone}"'
             lines.append(f"kepler_node_cpu_joules_total{{{labels}}} {5000 + power_w * elapsed_s}")
         lines.append('kepler_process_cpu_joules_total{pid="7",zone="package"} 1')
+        for pod, state, power_w in (
+            ("train-0", "running", 40.0),
+            ("train-0", "terminated", 0.0),
+            ("web", "running", 70.0),
+        ):
+            for zone, share in (("package", 1.0), ("dram", 0.1), ("core", 0.5)):
+                labels = f'pod_id="{pod}",pod_name="{pod}",pod_namespace="ml",state="{state}",zone="{zone}"'
+                lines.append(f"kepler_pod_cpu_joules_total{{{labels}}} {900 + share * power_w * elapsed_s}")
         return ("\n".join(lines) + "\n").encode()
 
     exporter = HttpServer(metrics, "text/plain; version=0.0.4")
@@ -338,6 +353,14 @@ def test_real_prometheus_scraping_kepler_format(tmp_path: Path) -> None:
                 a, b = first[uid], second[uid]
                 assert a.energy_j is not None and b.energy_j is not None
                 assert (b.energy_j - a.energy_j) / (b.t_s - a.t_s) == pytest.approx(power_w, rel=0.05)
+            monkeypatch.setenv("POD_NAME", "train-0")
+            with contextlib.closing(PrometheusMeter(meter._url, KEPLER_POD)) as pod:
+                assert [s.device.uid for s in pod.sensors] == ["kepler:ml/train-0:dram", "kepler:ml/train-0:package"]
+                assert {s.provenance for s in pod.sensors} == {Provenance.MODELLED}
+                (_, a) = pod.read()
+                (_, b) = wait_for(pod, lambda samples: samples[1].t_s - a.t_s > 1.0)
+                assert a.energy_j is not None and b.energy_j is not None
+                assert (b.energy_j - a.energy_j) / (b.t_s - a.t_s) == pytest.approx(40.0, rel=0.05)
             server.kill()
             (sample, _) = wait_for(meter, lambda samples: all(s.missing for s in samples))
             assert "no answer" in sample.note
@@ -595,3 +618,29 @@ def test_a_gpu_is_named_by_its_uuid_and_one_without_is_none() -> None:
 )
 def test_a_node_is_found_by_its_short_name_or_its_whole_address(nodes: list[str], host: str, found: str | None) -> None:
     assert pick_node(nodes, host) == found
+
+
+def test_a_pod_is_its_containers_where_kepler_is_old_and_its_name_alone_may_not_tell_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("POD_NAME", "p")
+    monkeypatch.delenv("POD_NAMESPACE", raising=False)
+
+    def container(name: str, what: str, joules: float, namespace: str = "ml") -> tuple[dict[str, str], Any]:
+        labels = {"pod_name": "p", "container_namespace": namespace, "container_name": name, "mode": "dynamic"}
+        return {"__name__": f"kepler_container_{what}_joules_total", **labels}, [(49.0, joules)]
+
+    own = [container("a", "package", 10.0), container("b", "package", 5.0), container("a", "dram", 2.0)]
+    meter, _, server = opened(*own, query=KEPLER_POD)
+    assert {sample.device_uid: sample.energy_j for sample in meter.read()} == {
+        "kepler:ml/p:package": 15.0,
+        "kepler:ml/p:dram": 2.0,
+    }
+    assert 'pod_name="p"' in server.queries[0] and server.queries[0].endswith("[300s]")
+    meter.close()
+    with pytest.raises(MeterError, match="2 pods of this name in several namespaces: set POD_NAMESPACE"):
+        opened(*own, container("a", "package", 7.0, "dev"), query=KEPLER_POD)
+    monkeypatch.setenv("POD_NAMESPACE", "dev")
+    meter, *_ = opened(*own, container("a", "package", 7.0, "dev"), query=KEPLER_POD)
+    assert [(sample.device_uid, sample.energy_j) for sample in meter.read()] == [("kepler:dev/p:package", 7.0)]
+    meter.close()
