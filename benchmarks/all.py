@@ -75,6 +75,7 @@ BENCHMARKS: Final = (
     Benchmark(name="rlhf_pipeline", document="rlhf-pipeline.md", minutes=2),
     Benchmark(name="rlhf_figures", document="rlhf-pipeline.md", minutes=0.1, quick=("--figure", "pareto")),
     Benchmark(name="rlhf_policies", document="rlhf-scheduler.md", minutes=2),
+    Benchmark(name="rlhf_training", document="rlhf-scheduler.md", minutes=9),
     Benchmark(name="estimator", document="estimate-benchmarks.md", minutes=6),
     Benchmark(name="estimator_search", document="estimate-benchmarks.md", minutes=0.2, quick=("--repeats", "3")),
     Benchmark(name="estimator_steps", document="estimate-benchmarks.md", minutes=0.1, quick=()),

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from greentrain.policy.offload.ppo import CHOICES, FEATURES, LIMIT, features, plan_of
 from greentrain.policy.offload.stages import MOVABLE, CostTable, Plan, Stage, StageCost, all_gpu, check
+from greentrain.policy.offload.timeline import Timeline
 from greentrain.policy.offload.view import Objective, OffloadView
 from greentrain.utils.imports import try_import
 from tools.placement_tasks import Task, draw_task
@@ -107,7 +108,11 @@ class PlacementEnv(gymnasium.Env[Seen, Action]):
 def gain(view: OffloadView, plan: Plan) -> float:
     """Return what a plan saves against everything on the GPU, as a share, less what its step is too long."""
     check(plan, view.table)
-    step, on_gpu = view.step(plan), view.step(all_gpu(view.table))
+    return gain_of(view, view.step(plan), view.step(all_gpu(view.table)))
+
+
+def gain_of(view: OffloadView, step: Timeline, on_gpu: Timeline) -> float:
+    """Return :func:`gain` of two steps that are known."""
     cost_j, gpu_j = view.objective.cost_j(step), view.objective.cost_j(on_gpu)
     assert cost_j is not None and gpu_j
     late = max(0.0, step.step_s / (on_gpu.step_s * view.objective.max_slowdown) - 1)

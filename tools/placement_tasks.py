@@ -81,6 +81,25 @@ class Task:
         return table, shape
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SameStep(Task):
+    """One machine's step of a kind, each time."""
+
+    table: CostTable
+    shape: StepShape
+
+    @classmethod
+    def drawn(cls, rng: np.random.Generator) -> "SameStep":
+        """Return a step of the mix."""
+        task = draw_task(rng)
+        table, shape = task.draw(rng)
+        return cls(name=task.name, weight=task.weight, parts=task.parts, table=table, shape=shape)
+
+    def draw(self, rng: np.random.Generator) -> tuple[CostTable, StepShape]:
+        """Return it."""
+        return self.table, self.shape
+
+
 TASKS: Final = (
     Task(
         name="mathematics, GRPO",

@@ -334,6 +334,11 @@ class EngineState:
         with self._lock:
             return [part for part in self._under_way if part.kind is kind]
 
+    def at_devices(self) -> int:
+        """Return how many parts wait at a device, or run there, and not at home."""
+        with self._lock:
+            return sum(part.at is Place.DEVICE for part in self._under_way)
+
     def late(self, some: Iterable["PassTask"], limit_s: float) -> bool:
         """Give parts that take too long to their other place, and with them what waits behind them.
 

@@ -109,6 +109,8 @@ class SchedulerSettings:
     objective: Objective = field(default_factory=Objective)
     card_stays: bool = False
     """True: the offload device stays on whether it is used or not, so that its idle power decides nothing."""
+    queue_max: Annotated[int, Bound(1, 1e9)] | None = None
+    """A batch goes home while so many parts wait at the device or run there. None: it waits, as the engine says."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -382,7 +384,7 @@ class StageScheduler(OffloadEngine):
         where = self.where(kind)
         if self._engine.of(kind).home is None:
             return self._engine.submit(kind, batch, at=at, sequential=sequential)
-        home = at is Place.HOME or where is Where.GPU or bool(self._too_long(kind, batch))
+        home = at is Place.HOME or where is Where.GPU or self._full() or bool(self._too_long(kind, batch))
         place = Place.HOME if home else Place.DEVICE
         waits = bool(sequential) or home or where is Where.SEQUENTIAL
         begun_s = time.monotonic()
@@ -514,6 +516,11 @@ class StageScheduler(OffloadEngine):
         run = None if self._session is None else self._session.active()
         if run is not None and moved:
             run.event("offload", new.reason, step=self._steps, plan=dict(new.plan))
+
+    def _full(self) -> bool:
+        """Return True if the queue of the device takes no more; while placements are tried it takes all."""
+        most = self.settings.queue_max
+        return most is not None and not self.profiling and self._desk.at_devices() >= most
 
     @never_raises
     def _too_long(self, kind: PassKind, batch: Batch) -> bool:

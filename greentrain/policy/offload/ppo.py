@@ -22,9 +22,10 @@ CHOICES: Final = (Where.GPU, Where.SEQUENTIAL, Where.CONCURRENT)
 """What the three scores of a stage stand for."""
 LIMIT: Final = 5.0
 """Features are clipped to -LIMIT..LIMIT."""
-_OF_STAGE: Final = 8
+OF_STAGE: Final = 8
+"""Inputs for each movable stage; the last two say that it is on the device, in turn or beside."""
 _OF_STEP: Final = 18
-FEATURES: Final = _OF_STAGE * len(MOVABLE) + _OF_STEP
+FEATURES: Final = OF_STAGE * len(MOVABLE) + _OF_STEP
 
 
 def features(view: OffloadView) -> Array:
@@ -98,7 +99,7 @@ def _of_stage(view: OffloadView, stage: Stage, step_s: float, step_j: float) -> 
     table = view.table
     if stage not in table.movable:
         cost = table.costs.get((stage, Hardware.GPU))
-        return [0.0, 0.0 if cost is None else cost.duration_s / step_s, *[0.0] * (_OF_STAGE - 2)]
+        return [0.0, 0.0 if cost is None else cost.duration_s / step_s, *[0.0] * (OF_STAGE - 2)]
     here, there = table.cost(stage, Where.GPU), table.cost(stage, Where.CONCURRENT)
     now = view.kept[stage]
     return [

@@ -7,11 +7,7 @@ kept for all of them together, so its idle power is charged to the first one, th
 pay alone where all do. One with which the step would be too long is passed over. The cheapest of these plans wins if it
 beats the one in force by a margin.
 
-``edi-published`` is the published threshold, each stage for itself: lower active index on the device, and a duration
-below one forward of the batch. It neither sees idle power nor that stages share a device.
-
-``oracle`` tries every plan on the timeline: at most 27 of them, and in its own model nothing is better. A static policy
-always returns the same plan; the others are compared with it.
+``oracle`` tries every plan on the timeline: at most 27 of them, and in its own model nothing is better.
 """
 
 from typing import Final
@@ -63,31 +59,6 @@ class EdiRule:
         unknown = [stage for stage in view.table.movable if not view.known(stage)]
         told = f"; {', '.join(unknown)}: joules not known on both sides, so on the gpu" if unknown else ""
         return f"{label(plan)}: {compared(view, plan)}{told}"
-
-
-class EdiPublished:
-    """The published threshold rule, for comparison."""
-
-    name = "edi-published"
-
-    def choose(self, view: OffloadView) -> Plan:
-        """Return the plan that looks at each stage alone."""
-        shape = view.shape
-        train_s = view.table.cost(Stage.TRAIN).duration_s
-        window_s = train_s * (1 - shape.old_share) * shape.forward_share
-        moved = {
-            stage: view.away
-            for stage in view.table.movable
-            if (there := _active(view, stage, Hardware.OFFLOAD)) is not None
-            and (here := _active(view, stage, Hardware.GPU)) is not None
-            and there < here
-            and view.table.cost(stage, view.away).duration_s <= window_s
-        }
-        return {**all_gpu(view.table), **moved}
-
-    def reason(self, view: OffloadView, plan: Plan) -> str:
-        """Return the figures."""
-        return f"{label(plan)} by active joules alone: {compared(view, plan)}"
 
 
 def candidates(view: OffloadView) -> list[Plan]:
@@ -144,28 +115,3 @@ class OffloadOracle:
     def reason(self, view: OffloadView, plan: Plan) -> str:
         """Return the figures."""
         return f"{label(plan)}, the best of {len(plans(view.table, view.wheres))}: {compared(view, plan)}"
-
-
-class StaticPlan:
-    """Moves everything that can be moved, or nothing.
-
-    Args:
-        where: Place where movable stages run.
-    """
-
-    def __init__(self, where: Where = Where.GPU) -> None:
-        self._where = where
-
-    @property
-    def name(self) -> str:
-        """``all-gpu``, ``all-sequential`` or ``all-concurrent``."""
-        return f"all-{self._where}"
-
-    def choose(self, view: OffloadView) -> Plan:
-        """Return the plan."""
-        where = self._where if self._where in view.wheres else Where.GPU
-        return {**all_gpu(view.table), **dict.fromkeys(view.table.movable, where)}
-
-    def reason(self, view: OffloadView, plan: Plan) -> str:
-        """Return what it costs."""
-        return f"always {self._where}: {compared(view, plan)}"

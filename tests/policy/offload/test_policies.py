@@ -4,14 +4,16 @@ import dataclasses
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from greentrain.errors import ConfigError
 from greentrain.policy.carl import Network
 from greentrain.policy.offload.ppo import FEATURES, HIDDEN, SHIPPED, features
-from greentrain.policy.offload.rule import EdiPublished, EdiRule, OffloadOracle, candidates
+from greentrain.policy.offload.rule import EdiRule, OffloadOracle, candidates
 from greentrain.policy.offload.stages import (
+    MOVABLE,
     CostTable,
     Hardware,
     Plan,
@@ -22,11 +24,21 @@ from greentrain.policy.offload.stages import (
     label,
     plans,
 )
-from greentrain.policy.offload.timeline import Late, StepShape
+from greentrain.policy.offload.timeline import Array, Late, StepShape
 from greentrain.policy.offload.view import Objective, OffloadPolicy, OffloadView
 from greentrain.testing.offload_policy_contract import OffloadPolicyContract
 from greentrain.types import Provenance
-from tools.offload_policies import NAMES, open_offload_policy, regret
+from tools.networks import NormedNetwork
+from tools.offload_policies import (
+    NAMES,
+    PPO_PUBLISHED,
+    Algorithm1,
+    EdiPublished,
+    PpoPublished,
+    latency_budget_s,
+    open_offload_policy,
+    regret,
+)
 from tools.placement_tasks import TASKS
 
 
@@ -47,6 +59,14 @@ class TestOracle(_Named):
 
 class TestPpo(_Named):
     known_as = "ppo"
+
+
+class TestPpoPublished(_Named):
+    known_as = "ppo-published"
+
+
+class TestAlgorithm1(_Named):
+    known_as = "algorithm-1"
 
 
 class TestEdiPublished(_Named):
@@ -240,6 +260,42 @@ def test_the_shipped_network_has_the_published_widths_and_is_small() -> None:
     assert network.about["settings"]["hidden"] == list(HIDDEN)
     assert sum(network.about["tasks"].values()) == pytest.approx(1.0)
     assert SHIPPED.stat().st_size < 200_000
+
+
+def test_the_published_network_has_relu_behind_layernorm_and_learned_from_the_published_reward() -> None:
+    network = NormedNetwork.load(PPO_PUBLISHED)
+    assert [norm.shape for norm in network.norms] == [(2, width) for width in HIDDEN]
+    assert (network.about["network"], network.about["reward"]) == ("published", "published")
+    assert network.about["tasks"] == Network.load(SHIPPED).about["tasks"] == {task.name: task.weight for task in TASKS}
+    assert PPO_PUBLISHED.stat().st_size < 200_000
+    layers = [torch.nn.Linear(FEATURES, 256), torch.nn.LayerNorm(256), torch.nn.ReLU(), torch.nn.Linear(256, 9)]
+    same = torch.nn.Sequential(*layers).double()
+    state = {name: tensor.numpy() for name, tensor in same.state_dict().items()}
+    small = NormedNetwork(
+        weights=(state["0.weight"].T, state["3.weight"].T),
+        biases=(state["0.bias"], state["3.bias"]),
+        norms=(np.array([state["1.weight"], state["1.bias"]]),),
+        about={},
+    )
+    inputs = np.random.default_rng(0).normal(size=(5, FEATURES))
+    assert small(inputs) == pytest.approx(same(torch.from_numpy(inputs)).detach().numpy(), abs=1e-9)
+
+
+class _Away(Network):
+    """Wants every pass beside the training."""
+
+    def __call__(self, inputs: Array) -> Array:
+        return np.tile([0.0, 0.0, 1.0], (len(inputs), len(MOVABLE)))
+
+
+def test_algorithm_1_falls_through_to_the_gpu_where_queue_or_latency_forbid() -> None:
+    away = _Away(weights=(), biases=(), about={})
+    streams = OffloadView.of(step(slower=1.0), StepShape(chunks=8))
+    assert Algorithm1(away).choose(streams) == PpoPublished(away).choose(streams) == BOTH
+    assert label(Algorithm1(away, queue_max=8).choose(streams)) == "reward concurrent"
+    assert latency_budget_s(streams) == pytest.approx(8.0 / 3)
+    assert label(Algorithm1(away).choose(OffloadView.of(step(slower=2.6)))) == label(BOTH)
+    assert label(Algorithm1(away).choose(OffloadView.of(step(slower=2.8)))) == "all on gpu"
 
 
 def test_features_are_finite_whatever_is_unknown() -> None:

@@ -92,6 +92,22 @@ def test_long_sequences_go_home_and_short_ones_back(caplog: pytest.LogCaptureFix
         assert bench.engine.stats()[PassKind.REFERENCE].at_home == before + 1
 
 
+def test_a_full_queue_sends_a_batch_home_at_each_decision_of_every_step() -> None:
+    every_step = replace(QUICK, decide_steps=1, queue_max=1)  # EcoRL-Sched's Algorithm 1, with the rule as its policy
+    go_on = threading.Event()
+    with Bench(lambda batch: 0.003 if len(batch.ids) == 2 or go_on.wait(240) else 0.0, settings=every_step) as bench:
+        bench.run(MEASURED_STEPS + 1)
+        assert bench.scheduler.where(PassKind.REWARD) is bench.scheduler.where(PassKind.REFERENCE) is Where.CONCURRENT
+        at_home = {kind: stats.at_home for kind, stats in bench.engine.stats().items()}
+        held = bench.scheduler.submit(PassKind.REFERENCE, Batch.of([[1, 2, 3]]))
+        bench.scheduler.submit(PassKind.REWARD, Batch.of([[1, 2, 3]] * 2)).result()
+        go_on.set()
+        held.result()
+        bench.scheduler.submit(PassKind.REWARD, Batch.of([[1, 2, 3]] * 2)).result()
+        found = {kind: stats.at_home - at_home[kind] for kind, stats in bench.engine.stats().items()}
+        assert found == {PassKind.REFERENCE: 0, PassKind.REWARD: 1}
+
+
 class Heard(RankZeroChannel):
     """What rank 0 says, on another rank."""
 

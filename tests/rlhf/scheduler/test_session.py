@@ -11,7 +11,6 @@ from greentrain.fpga_backend.batch import Batch
 from greentrain.fpga_backend.emulator.device import Emulator
 from greentrain.fpga_backend.roofline.cards import U55C, assume
 from greentrain.ledger.journal import read_journal
-from greentrain.policy.offload.rule import StaticPlan
 from greentrain.policy.offload.stages import Hardware, Stage, Where
 from greentrain.rlhf.engine import OffloadEngine
 from greentrain.rlhf.frozen_pass import place
@@ -20,6 +19,7 @@ from greentrain.rlhf.scheduler import SchedulerSettings, StageScheduler
 from greentrain.testing.offload_models import encoder
 from greentrain.types import Provenance
 from tests.helpers.flat_meter import FlatMeter
+from tools.offload_policies import StaticPlan
 
 SETTINGS = SchedulerSettings(profile_steps=3, decide_steps=3, refresh_decisions=0)
 

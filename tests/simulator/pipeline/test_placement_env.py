@@ -8,11 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from greentrain.policy.carl import Network
 from greentrain.policy.offload.ppo import CHOICES, FEATURES, PpoPolicy, features
 from greentrain.policy.offload.rule import OffloadOracle
 from greentrain.policy.offload.stages import MOVABLE, Hardware, Stage, Where, all_gpu, label
 from greentrain.policy.offload.view import OffloadView
 from greentrain.types import Provenance
+from tools.networks import NormedNetwork, save
 from tools.placement_tasks import TASKS, draw_task
 
 pytest.importorskip("gymnasium", reason="extra rl is not installed")
@@ -21,6 +23,10 @@ from gymnasium.utils.env_checker import check_env
 
 from tools.offload_policies import PublishedReward, published_reward
 from tools.placement_env import DECISIONS, WORST, PlacementEnv, gain
+
+pytest.importorskip("stable_baselines3", reason="extra rl is not installed")
+
+from tools.placement_runs import ACTIONS, REWARDS, Runs
 
 ON_GPU = np.zeros(len(MOVABLE), np.int64)
 SCRIPT = Path(__file__).resolve().parents[3] / "benchmarks" / "rlhf_policies.py"
@@ -94,15 +100,32 @@ def test_tasks_are_the_published_mix_of_assumed_steps() -> None:
     assert 0.2 < moved.count("all on gpu") / len(moved) < 0.6
 
 
+def test_drawn_runs_say_what_the_environment_says() -> None:
+    runs, rng = Runs.drawn(range(3)), np.random.default_rng(0)
+    for seed in range(3):
+        for i, (reward, rewarded) in enumerate(zip(REWARDS, (gain, published_reward), strict=True)):
+            env = PlacementEnv(rewarded=rewarded)
+            observed, _ = env.reset(seed=seed)
+            kept = np.zeros((1, len(MOVABLE)), np.int64)
+            for decision in range(DECISIONS):
+                assert observed == pytest.approx(runs.at(np.array([seed]), decision, kept)[0], abs=1e-6)
+                k = int(rng.integers(len(ACTIONS)))
+                now = ACTIONS[k : k + 1] * runs.movable[seed]
+                paid = 10 * runs.worth[reward][seed, decision, k] - 0.01 * (now != kept).sum()
+                observed, earned, *_ = env.step(ACTIONS[k])
+                assert earned == pytest.approx(max(WORST, paid)), (seed, i, decision)
+                kept = now
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:You have specified a mini-batch size")
-def test_the_network_of_a_short_training_does_what_its_agent_does() -> None:
-    pytest.importorskip("stable_baselines3", reason="extra rl is not installed")
-    from tools.train_carl import network_of
-    from tools.train_offload import about, train
+@pytest.mark.parametrize("name", ["tanh", "published"])
+def test_the_network_of_a_short_training_does_what_its_agent_does(name: str, tmp_path: Path) -> None:
+    from tools.train_offload import about, actor_of, train
 
-    agent = train(steps=128, runs=1)
-    network = network_of(agent, about(steps=128, seed=0))
+    agent = train(steps=128, runs=1, network=name)
+    save(actor_of(agent, about(steps=128, seed=0, network=name)), tmp_path / "ppo.npz")
+    network = (Network if name == "tanh" else NormedNetwork).load(tmp_path / "ppo.npz")
     assert [len(bias) for bias in network.biases] == [256, 128, 64, 9]
     env = PlacementEnv()
     for seed in range(20):
