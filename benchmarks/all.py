@@ -65,7 +65,7 @@ BENCHMARKS: Final = (
     Benchmark(name="fleet", document="fleet.md", minutes=2),
     Benchmark(name="export_cost", document="monitoring.md", minutes=2.5),
     Benchmark(name="forecasting", document="scheduling-benchmarks.md", minutes=1),
-    Benchmark(name="scheduling", document="scheduling-benchmarks.md", minutes=6),
+    Benchmark(name="scheduling", document="scheduling-benchmarks.md", minutes=12),
     Benchmark(name="actuation", document="actuation-benchmarks.md", minutes=6),
     Benchmark(name="fpga_emulator", document="fpga-benchmarks.md", minutes=6),
     Benchmark(name="fpga_quality", document="fpga-quality.md", minutes=20),

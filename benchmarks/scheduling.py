@@ -14,7 +14,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import scheduling_periods, scheduling_savings, scheduling_speed, scheduling_switching
+from benchmarks import (
+    scheduling_periods,
+    scheduling_queue,
+    scheduling_regions,
+    scheduling_savings,
+    scheduling_speed,
+    scheduling_switching,
+)
 from benchmarks.held_traces import add_argument, folder_of
 from benchmarks.metering import machine
 from benchmarks.scheduling_common import Bench
@@ -27,6 +34,8 @@ CASES: Mapping[str, Callable[[Bench], list[Table]]] = {
     "switching": scheduling_switching.switching,
     "periods": scheduling_periods.periods,
     "shifts": scheduling_periods.shifts,
+    "regions": scheduling_regions.regions,
+    "queue": scheduling_queue.queue,
     "speed": scheduling_speed.speed,
 }
 

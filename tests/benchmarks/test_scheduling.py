@@ -92,3 +92,40 @@ def test_five_minutes_change_nothing_for_who_does_not_look_and_only_help_the_bes
     assert often.grams == pytest.approx(hourly.grams) and often.decisions > 11 * hourly.decisions
     by_hour = references(grid.trace, jobs, full).oracle_g
     assert (fine.references(full).oracle_g < by_hour).all()
+
+
+def test_a_hand_over_waits_until_it_pays() -> None:
+    import numpy as np
+
+    from benchmarks.scheduling_common import menu
+    from benchmarks.scheduling_regions import planned
+
+    full, h = menu("T4"), 12
+    g = np.stack([np.full(h, 500.0), np.where(np.arange(h) < 6, 900.0, 100.0)])[None]  # the second is clean later
+    tokens = np.array([float(full.tokens_per_s.max()) * 3600.0 * 5])
+    stays, moves, free = (planned(g, tokens, np.array([0]), full, lost).bound_g[0] for lost in (np.inf, 600.0, 0.0))
+    watts = float(full.power_w[full.fastest])
+    near = 5e-3  # a bound: a little below the best plan
+    assert stays == pytest.approx(500.0 * 5 * watts / 1e3, rel=near)  # five hours at home
+    carried_g = 182.0 * 0.0053 * (500.0 + 100.0) / 2
+    assert moves == pytest.approx(100.0 * 5 * watts / 1e3 + carried_g, rel=near) and free == pytest.approx(
+        moves, rel=near
+    )
+
+
+def test_first_come_first_served_gives_way_to_who_came_before() -> None:
+    import numpy as np
+
+    from benchmarks.held_traces import unpacked
+    from benchmarks.scheduling_common import Grid, menu
+    from benchmarks.scheduling_queue import SIZES, Arrivals, run
+    from greentrain.policy.baselines import StaticSchedule
+
+    full = menu("T2")
+    menus = {size: full.only(np.flatnonzero(np.isin(full.width, (0, size)))) for size in SIZES}
+    at_h, size, static_h = [0, 0, 0, 0, 0, 1], [8, 8, 8, 4, 8, 4], [5.0, 5.0, 5.0, 2.0, 3.0, 1.0]
+    jobs = Arrivals(at_h=np.array(at_h, float), size=np.array(size), static_h=np.array(static_h))
+    ran = run(Grid(unpacked() / "us_pjm_2022_eia.csv", "production", 1), jobs, menus, StaticSchedule)
+    # 28 of 32 nodes are taken by the first four; the fifth waits for the fourth, the last is let past it.
+    assert ran.end_h.tolist() == pytest.approx([5.0, 5.0, 5.0, 2.0, 5.0, 1.0])
+    assert (ran.asked[:2].tolist(), ran.power_w[0]) == ([36.0, 40.0], pytest.approx(28 * 7800.0))
