@@ -4,6 +4,7 @@
     python benchmarks/estimator.py --quick               # no pilots: seconds
     python benchmarks/estimator.py --write               # make greentrain/estimate/{mfu,optimum,blend}.toml again
     python benchmarks/estimator.py --into docs/estimate-benchmarks.md
+    python benchmarks/estimator.py --regression --into docs/estimate-benchmarks.md     # that table alone, seconds
 
 No GPU, no network.
 """
@@ -90,6 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", type=Path, default=RUNS_CSV, help="published runs (CSV)")
     parser.add_argument("--quick", action="store_true", help="no pilots")
     parser.add_argument("--write", action="store_true", help="only make the package's tables again, from all the runs")
+    parser.add_argument("--regression", action="store_true", help="only the regression on A100 and H100 runs")
     parser.add_argument("--into", type=Path, help="also put the tables into this text, between its two marks")
     args = parser.parse_args(argv)
     if args.into is not None and args.quick:
@@ -100,6 +102,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     runs = whole(every)
     if args.write:
         _write(runs)
+        return 0
+    if args.regression:
+        text = regression_markdown(runs)
+        print(text)
+        if args.into is not None:
+            put(text, args.into, "regression")
         return 0
     left = scored(runs)
     steps = step_times([run for run in every if run.tier == BENCH])
@@ -114,6 +122,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.into is not None:
         put(text, args.into)
     return 0
+
+
+def regression_markdown(runs: Sequence[Run]) -> str:
+    """Return what a regression fitted to A100 and H100 runs says of their unseen families, and ours beside it."""
+    runs = [run for run in runs if run.accelerator.family in predictors.REGRESSED]
+    trains = {
+        "regression on A100, H100": predictors.regression,
+        "one MFU of these": predictors.one_mfu,
+        "LLMCarbon's on these": predictors.llmcarbon(scaled=False),
+        "mfu of these": predictors.table,
+    }
+    left = {name: leave_one_family_out(runs, train) for name, train in trains.items()}
+    about = facts(machine("benchmarks/estimator.py") | {"runs": f"{len(runs)} on A100, A800, H100 and H800"})
+    lines = [
+        about,
+        "",
+        *_score_rows(left),
+        "",
+        f"| less mean log error than the regression, by | {OURS} |",
+        "|---|---|",
+    ]
+    mean, low, high = gain(left["mfu of these"], left["regression on A100, H100"])
+    return "\n".join([*lines, f"| mean, 95 % interval | {mean:+.3f} ({low:+.3f} to {high:+.3f}) |"])
 
 
 def scored(runs: Sequence[Run]) -> dict[str, Left]:

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Final
 
+import numpy as np
+
 from benchmarks.estimator_fit import FEATURES, INSIDE, choose_features, family_quantile, fit_table
 from benchmarks.estimator_runs import Run
 from benchmarks.estimator_scores import Predict, Train, leave_one_family_out
@@ -77,6 +79,27 @@ def llmcarbon(*, scaled: bool) -> Train:
         return Range.exactly(run.flop / flop_s / S_PER_HOUR)
 
     return lambda _: predict
+
+
+REGRESSED: Final = ("a100", "h100")
+"""Classes of device of the regression that CarbonScaling sets beside its own estimates (section 4.1)."""
+
+
+def regression(runs: Sequence[Run]) -> Predict:
+    """Return LLMCarbon's form fitted to the A100 and H100 runs: the share of the peak as a square of log parameters.
+
+    The paper names a regression on those devices and prints neither its form nor its coefficients. A square in
+    parameters themselves is fixed by the largest model alone. Outside what the runs reached, the nearest share holds.
+    """
+    rows = [run for run in runs if run.accelerator.family in REGRESSED]
+    x, y = np.log([run.shape.active_parameters for run in rows]), np.array([run.mfu for run in rows])
+    fitted = np.polynomial.Polynomial.fit(x, y, 2)
+
+    def predict(run: Run) -> Range:
+        share = np.clip(fitted(math.log(run.shape.active_parameters)), y.min(), y.max())
+        return Range.exactly(run.peak_hours / float(share))
+
+    return predict
 
 
 def table(runs: Sequence[Run]) -> Predict:

@@ -91,6 +91,15 @@ def test_every_baseline_is_beaten(runs: tuple[Run, ...], ours: Left, baseline: T
     assert low > 0, "95 % interval of the gain, families resampled"
 
 
+def test_the_regression_is_of_a100_and_h100_runs_alone(runs: tuple[Run, ...]) -> None:
+    rows = [run for run in runs if run.accelerator.family in predictors.REGRESSED]
+    assert 30 < len(rows) < len(runs)
+    every, own = predictors.regression(runs), predictors.regression(rows)
+    shares = [run.peak_hours / every(run).mid for run in runs]
+    assert shares == [run.peak_hours / own(run).mid for run in runs]
+    assert min(run.mfu for run in rows) <= min(shares) < max(shares) <= max(run.mfu for run in rows)
+
+
 def test_a_family_left_out_has_no_say(runs: tuple[Run, ...]) -> None:
     seen: list[set[str]] = []
 
