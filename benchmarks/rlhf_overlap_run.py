@@ -17,6 +17,7 @@ from greentrain import GreenSession
 from greentrain.callbacks.transformers import GreenCallback
 from greentrain.fpga_backend.batch import Batch, Result
 from greentrain.fpga_backend.device import Handle, OffloadDevice
+from greentrain.fpga_backend.devices.torch_device import TorchDevice
 from greentrain.fpga_backend.emulator.device import Emulator
 from greentrain.ledger.totals import Totals
 from greentrain.rlhf.engine import PassStats
@@ -25,6 +26,8 @@ from recipes.common.rl_parts import small
 from recipes.trl.grpo_offload import config_of, engine_of, trainer_of
 
 MODES: Final = ("sequential", "eager", "late", "stream")
+HOME: Final = "home"
+"""A mode without a card: the passes are computed where the training is, one after the other."""
 WARM_STEPS: Final = 2
 """Not timed."""
 
@@ -115,15 +118,16 @@ class Recalling(Emulator):
         return future
 
 
-def trained(mode: str, size: Size, folder: Path, memory: Memory | None = None) -> Trained:
+def trained(mode: str, size: Size, folder: Path, memory: Memory | None = None, *, book_s: float = 10.0) -> Trained:
     """Train and return what it took; the same seed, so the same rollouts, each time.
 
     Args:
-        mode: One of MODES.
+        mode: One of MODES, or HOME.
         size: Of models and training.
         folder: For the run's files.
         memory: For a device that sleeps for its emulated time, where it knows what to answer; without it, the
             emulator, which computes on this CPU.
+        book_s: Length of the journal's intervals (s).
     """
     parts = small(size.new, 1.0, width=size.width, layers=size.layers)
     options = {
@@ -143,12 +147,20 @@ def trained(mode: str, size: Size, folder: Path, memory: Memory | None = None) -
         "use_cpu": True,
     }
     clock = _Clock()
-    sections = {"run": {"dir": str(folder), "name": mode, "report": False}}
-    with contextlib.closing(_device(size, memory)) as device, warnings.catch_warnings():
+    sections = {"run": {"dir": str(folder), "name": mode, "report": False, "book_s": book_s}}
+    home = TorchDevice() if mode == HOME else None
+    with contextlib.closing(home or _device(size, memory)) as device, warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
-        engine = engine_of(parts, device, sequential=mode == "sequential")
+        engine = engine_of(parts, device, sequential=mode in (HOME, "sequential"))
         green = GreenSession(sections, extra_meters=[device.meter])
-        trainer = trainer_of("grpo", parts, config_of("grpo", size.new, options), engine, mode, GreenCallback(green))
+        trainer = trainer_of(
+            "grpo",
+            parts,
+            config_of("grpo", size.new, options),
+            engine,
+            "eager" if mode == HOME else mode,
+            GreenCallback(green),
+        )
         trainer.add_callback(clock)
         trainer.log = lambda logs, *args: None
         trainer.train()
