@@ -63,7 +63,7 @@ WRONG = {
     "fpga ranks": [["empty", "absent.jsonl"], ["empty", "torn.yaml"], ["empty", "torn.yaml", "--precision", "int2"]],
     "rlhf simulate": [["absent.yaml"], ["published", "--mode", "soon"]],
     "rlhf waterfall": [["absent.yaml"]],
-    "rlhf sensitivity": [["published", "--over", "colour"]],
+    "rlhf sensitivity": [["published", "--over", "colour"], ["published", "--over", "kl-weight"]],
     "serve": [["absent.yaml", "--no-token"], ["absent.yaml"], ["torn.yaml", "--no-token", "--port", "0"]],
     "ui": [["absent", "--no-open"], ["empty", "--no-open", "--every-s", "0"]],
 }  # fmt: skip

@@ -184,6 +184,11 @@ def answer_sensitivity(asked: StudyRequest, over: str, values: Sequence[str], mo
     Raises:
         ConfigError: Something of the input is wrong.
     """
+    if over == "kl-weight":
+        raise ConfigError(
+            "--over kl-weight: it multiplies log-probabilities that are there, so at any weight above 0 a step takes "
+            "the same time and joules; at 0 leave the stage reference out of the table"
+        )
     choice("--over", over, tuple(OVER))
     by_model = over == REWARD_MODEL and asked.wanted.card is not None
     names = values or (MODELS if by_model else ())

@@ -148,7 +148,10 @@ STEPS: Final = (
     ("+ late reference", Mode.LATE),
     ("+ streamed behind generation", Mode.STREAM_LATE),
 )
+ADAPTIVE: Final = "+ adaptive batch"
 SCHEDULER: Final = "+ scheduler"
+MOST_CHUNKS: Final = 64
+"""Parts into which an adaptive batch cuts rollouts, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,13 +171,22 @@ def waterfall(
 ) -> tuple[Fall, ...]:
     """Return the rows. Each adds to the one before; nothing says that it improves on it.
 
-    The last row is the best of all on-policy modes and plans, each pass on the GPUs or the card: least joules with the
-    cards' idle power counted, or least time where joules are unknown. It may leave everything on the GPUs.
+    The adaptive batch streams rollouts in parts of the size that is best, by powers of two, and of those as good in the
+    largest: the seconds of a pass on the card do not depend on its parts here. The last row is the best of all
+    on-policy modes and plans, each pass on the GPUs or the card: least joules with the cards' idle power counted, or
+    least time where joules are unknown. It may leave everything on the GPUs.
     """
     rows = [
         Fall(name=name, outcome=simulate(table, mode, setting, grid, card_stays=card_stays)) for name, mode in STEPS
     ]
-    return (*rows, Fall(name=SCHEDULER, outcome=scheduled(table, setting, grid, card_stays=card_stays)))
+    setting = setting or Setting()
+    sizes = [2**i for i in range(MOST_CHUNKS.bit_length()) if 2**i <= (table.sequences or MOST_CHUNKS)]
+    cuts = [dataclasses.replace(setting, chunks=chunks) for chunks in sizes]
+    streamed = [simulate(table, Mode.STREAM_LATE, cut, grid, card_stays=card_stays) for cut in cuts]
+    adapted = best(streamed)
+    setting = cuts[streamed.index(adapted)]
+    last = Fall(name=SCHEDULER, outcome=scheduled(table, setting, grid, card_stays=card_stays))
+    return (*rows, Fall(name=f"{ADAPTIVE}, parts: {setting.chunks}", outcome=adapted), last)
 
 
 def scheduled(

@@ -82,7 +82,13 @@ def test_waterfall_prints_the_ablation_and_what_the_scheduler_chose() -> None:
     words = ["--card", "U55C", "--assume", "--reward-model", "minilm", "--gpu-model", "H100", "--grid", "400"]
     code, out, _ = _run("waterfall", "published", *words, "--plot", "w.png")
     assert code == 0 and Path("w.png").stat().st_size > 20_000
-    for word in ("baseline: all on the GPUs", "+ late reference", "+ scheduler", "Break-even: never"):
+    for word in (
+        "baseline: all on the GPUs",
+        "+ late reference",
+        "+ adaptive batch",
+        "+ scheduler",
+        "Break-even: never",
+    ):
         assert word in out
     assert "The scheduler's choice: all on gpu" in out and "tokens/s at most" in out
 

@@ -15,6 +15,7 @@ from greentrain.simulator.pipeline.bounds import (
 )
 from greentrain.simulator.pipeline.simulate import GridIntensity, Mode, Setting, simulate, step_ends
 from greentrain.simulator.pipeline.what_if import (
+    ADAPTIVE,
     SCHEDULER,
     STEPS,
     GpuLink,
@@ -131,10 +132,19 @@ def test_embodied_carbon_is_given_or_in_the_table_of_devices_or_unknown() -> Non
 
 def test_the_ablation_ends_with_what_a_scheduler_chooses() -> None:
     rows = waterfall(table(card=(1, 1)))
-    assert [row.name for row in rows] == [*(name for name, _ in STEPS), SCHEDULER]
+    assert [row.name for row in rows] == [*(name for name, _ in STEPS), f"{ADAPTIVE}, parts: 2", SCHEDULER]
     assert [row.outcome.line.step_s for row in rows[:4]] == [10, 10, 10, 9]
     assert rows[-1].outcome.line.energy_j == min(row.outcome.line.energy_j or 0 for row in rows)
     assert rows[-1].outcome.line.step_s == pytest.approx(8.0)  # the last eighth of both passes behind the first forward
+
+
+def test_an_adaptive_batch_is_as_large_as_hides_as_much() -> None:
+    short = waterfall(table(card=(0.1, 0.1)))[-2]  # 0.1 s of passes are as well hidden in halves as in eighths
+    whole = simulate(table(card=(0.1, 0.1)), Mode.STREAM_LATE, Setting(chunks=8)).line
+    assert short.name == f"{ADAPTIVE}, parts: 1" and short.outcome.line.energy_j == pytest.approx(whole.energy_j)
+    slow = dataclasses.replace(table(card=(2, 2)), sequences=1000)
+    least = min(simulate(slow, Mode.STREAM_LATE, Setting(chunks=2**i)).line.energy_j or 0 for i in range(7))
+    assert waterfall(slow)[-2].outcome.line.energy_j == least
 
 
 def test_a_scheduler_leaves_the_gpus_alone_where_the_card_is_too_slow() -> None:
