@@ -59,6 +59,22 @@ def leave_one_out(rewards: Tensor, size: int, *, normalise: bool = False) -> Ten
     return torch.nan_to_num(advantages, nan=0.0)
 
 
+def mixed_groups(rewards: Tensor, size: int) -> Tensor:
+    """Return which rollouts are of a group whose rewards are not all equal [B], bool: the others have no gradient.
+
+    DAPO draws groups until a batch has only such ones: arXiv 2503.14476, section 3.2.
+
+    Args:
+        rewards: Rewards [B]; NaN as in :func:`group_advantages`.
+        size: Number S of rollouts in each group.
+
+    Raises:
+        ValueError: B is no multiple of S, or S is below 2.
+    """
+    spread = nan_std(_groups(rewards, size), dim=1)[:, 0]
+    return (torch.nan_to_num(spread, nan=0.0) > 0).repeat_interleave(size)
+
+
 def rewards_with_kl(scores: Tensor, logprobs: Tensor, reference: Tensor, mask: Tensor, beta: float) -> Tensor:
     """Return a reward a token [B, T]: ``-beta * (ln p - ln p_reference)``, and the score at the last token.
 

@@ -7,7 +7,15 @@ import torch
 from torch import Tensor
 
 
-def policy_loss(logprobs: Tensor, before: Tensor, advantages: Tensor, mask: Tensor, *, clip: float = 0.2) -> Tensor:
+def policy_loss(
+    logprobs: Tensor,
+    before: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    clip: float = 0.2,
+    clip_high: float | None = None,
+) -> Tensor:
     """Return the negative clipped surrogate, mean over the batch's tokens, and differentiable in ``logprobs``.
 
     Args:
@@ -17,9 +25,10 @@ def policy_loss(logprobs: Tensor, before: Tensor, advantages: Tensor, mask: Tens
         mask: Mask of the tokens that count [B, T].
         clip: Distance from 1 up to which the ratio of probabilities counts, so its logarithm counts from
             ``ln(1 - clip)`` to ``ln(1 + clip)``.
+        clip_high: Distance above 1, where it is another one: DAPO, arXiv 2503.14476, section 3.1; None: ``clip``.
     """
     log_ratio = _kept(logprobs - before, mask)
-    lowest, highest = torch.tensor(1 - clip).log().item(), torch.tensor(1 + clip).log().item()
+    lowest, highest = (torch.tensor(ratio).log().item() for ratio in (1 - clip, 1 + (clip_high or clip)))
     advantages = _kept(advantages, mask)
     gain = torch.minimum(log_ratio.exp() * advantages, log_ratio.clamp(lowest, highest).exp() * advantages)
     return -masked_mean(gain, mask)

@@ -32,6 +32,7 @@ from torch.nn.functional import softplus
 from greentrain import GreenSession
 from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.compiler import compile as compile_model
+from greentrain.fpga_backend.device import OffloadDevice
 from greentrain.fpga_backend.emulator.device import Emulator
 from greentrain.rlhf.engine import OffloadEngine, PassStats
 from greentrain.rlhf.frozen_pass import place
@@ -61,6 +62,8 @@ class Settings:
     warm_steps: int
     """Of the policy's pre-training, and of the reward model's."""
     lr: float
+    critic_lr: float | None = None
+    """None: that of the policy."""
     epochs: int = 3
     minibatches: int = 4
     beta: float = 0.02
@@ -79,6 +82,15 @@ LARGE = Settings(
     warm_steps=400,
     lr=3e-4,
 )
+
+
+def table_a1(settings: Settings) -> Settings:
+    """Return settings with the hyper-parameters of EcoRL-Sched's table A1: learning rates, KL weight, 256/32/1.
+
+    Read as 256 rollouts a step, minibatches of 32 and one epoch; clipping by 0.2 is the recipe's own. Its models of 8B
+    and more do not fit here: the size stays that of the settings, whose rates a small model would want higher.
+    """
+    return replace(settings, lr=1e-6, critic_lr=5e-6, beta=0.05, rollouts=256, minibatches=256 // 32, epochs=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +118,10 @@ class Outcome:
     passes: dict[PassKind, PassStats]
     weights: str
     """SHA-256 of policy and critic."""
+    sampled: int
+    """Completions that were generated; dynamic sampling trains on fewer."""
+    policy: Policy
+    """As it is at the end."""
 
 
 def prepare(settings: Settings) -> Models:
@@ -135,11 +151,14 @@ def prepare(settings: Settings) -> Models:
     )
 
 
-def train(settings: Settings, models: Models, green: GreenSession, device: Emulator, *, sequential: bool) -> Outcome:
+def train(
+    settings: Settings, models: Models, green: GreenSession, device: OffloadDevice, *, sequential: bool
+) -> Outcome:
     """Run PPO and return what it did. ``models`` stay as they are."""
     policy = copy.deepcopy(models.policy)
     critic = Critic(copy.deepcopy(policy.gpt))
-    optimizer = torch.optim.AdamW([*policy.parameters(), *critic.parameters()], lr=settings.lr)
+    rates = ((policy, settings.lr), (critic, settings.critic_lr or settings.lr))
+    optimizer = torch.optim.AdamW([{"params": [*part.parameters()], "lr": rate} for part, rate in rates])
     engine = OffloadEngine(
         [place(PassKind.REWARD, models.reward, device), place(PassKind.REFERENCE, models.reference, device)],
         sequential=sequential,
@@ -192,6 +211,8 @@ def train(settings: Settings, models: Models, green: GreenSession, device: Emula
         kl=tuple(moved),
         passes=dict(engine.stats()),
         weights=weights_of(policy, critic),
+        sampled=settings.steps * settings.rollouts,
+        policy=policy,
     )
 
 
@@ -246,12 +267,15 @@ def padded(rows: Sequence[npt.NDArray[np.float32]], width: int) -> Tensor:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="a model of 0.3 M parameters, for a quick look and for CI")
+    parser.add_argument("--table-a1", action="store_true", help="the hyper-parameters that EcoRL-Sched published")
     parser.add_argument("--steps", type=int, help="of PPO")
     parser.add_argument("--sequential", action="store_true", help="wait for each pass where it is submitted")
     parser.add_argument("--zone", default="US-CAL-CISO", help="grid zone whose typical carbon intensity is used")
     parser.add_argument("--out", default="runs", help="folder of the run folders")
     args = parser.parse_args(argv)
     settings = SMALL if args.small else LARGE
+    if args.table_a1:
+        settings = table_a1(settings)
     if args.steps:
         settings = replace(settings, steps=args.steps)
     torch.set_num_threads(1)  # the device's work runs on the other core
@@ -267,7 +291,8 @@ def report(found: Outcome, green: GreenSession) -> list[str]:
     """Return what a run did, in lines."""
     part = max(1, len(found.rewards) // 5)
     first, last = statistics.mean(found.rewards[:part]), statistics.mean(found.rewards[-part:])
-    lines = [f"{len(found.rewards)} steps: reward {first:.3f} to {last:.3f}, KL {found.kl[-1]:.3f} nats a token"]
+    kl = f", KL {found.kl[-1]:.3f} nats a token" if found.kl else ""
+    lines = [f"{len(found.rewards)} steps: reward {first:.3f} to {last:.3f}{kl}, {found.sampled} completions"]
     for kind, sums in found.passes.items():
         hidden = "" if sums.hidden_fraction is None else f", {100 * sums.hidden_fraction:.0f} % hidden"
         lines.append(

@@ -27,9 +27,14 @@ def test_leave_one_out_by_hand() -> None:
     assert (normal.mean().item(), normal.std().item()) == pytest.approx((0.0, 1.0), abs=1e-3)
 
 
+def test_groups_of_one_verdict_are_not_mixed() -> None:
+    found = adv.mixed_groups(rewards_of(1.0, 0.0, 1.0, 1.0, math.nan, 1.0, 0.0, 0.0), 2)
+    assert found.tolist() == [True, True, False, False, False, False, False, False]
+
+
 @pytest.mark.parametrize("size", [0, 1, 4])
 def test_groups_that_do_not_fit_are_refused(size: int) -> None:
-    for function in (adv.group_advantages, adv.leave_one_out):
+    for function in (adv.group_advantages, adv.leave_one_out, adv.mixed_groups):
         with pytest.raises(ValueError, match=f"size={size} with 6 rollouts"):
             function(torch.zeros(6), size)
 

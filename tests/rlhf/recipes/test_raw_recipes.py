@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from greentrain import GreenSession
 from greentrain.fpga_backend.emulator.device import Emulator
@@ -47,7 +48,7 @@ def test_the_reward_rises_and_streamed_passes_leave_the_weights_of_sequential_on
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("algorithm", [reinforce_offload.REINFORCE, reinforce_offload.PROCESS])
+@pytest.mark.parametrize("algorithm", reinforce_offload.ALGORITHMS)
 def test_without_a_critic_the_reward_rises_too(models: Models, algorithm: str, tmp_path: Path) -> None:
     config = {"run": {"dir": str(tmp_path)}}
     settings = replace(SETTINGS, minibatches=6)
@@ -61,5 +62,36 @@ def test_without_a_critic_the_reward_rises_too(models: Models, algorithm: str, t
             )
     assert sum(found[0].rewards[-2:]) / 2 > sum(found[0].rewards[:2]) / 2
     assert found[1].weights == found[2].weights != found[0].weights
+    dapo = algorithm == reinforce_offload.DAPO
+    assert (found[0].sampled > 6 * settings.rollouts) is dapo and (PassKind.REFERENCE in found[0].passes) is not dapo
     if algorithm == reinforce_offload.PROCESS:
         assert found[1].passes[PassKind.STEP_REWARD].sequences > SETTINGS.rollouts
+
+
+def rollouts(*verdicts: float) -> reinforce_offload.Rollouts:
+    """Return rollouts that score this, their ids numbered."""
+    scores = torch.tensor(verdicts)
+    return torch.arange(len(scores))[:, None], torch.ones(len(scores), 1), scores
+
+
+def test_groups_that_are_all_right_or_all_wrong_are_sampled_again() -> None:
+    bar = torch.tensor(0.5)
+    mixed, right, wrong = (0.0, 1.0, 1.0, 0.0), (1.0,) * 4, (0.0,) * 4
+    later = [rollouts(*wrong, *mixed), rollouts(*mixed, *mixed)]
+    ids, mask, scores = reinforce_offload.dynamically_sampled(rollouts(*right, *mixed), lambda: later.pop(0), bar, 8)
+    assert ids.flatten().tolist() == [4, 5, 6, 7] * 2 and scores.tolist() == [*mixed, *mixed] and mask.all()
+    assert len(later) == 1, "what is enough ends it"
+    asked: list[int] = []
+
+    def hopeless() -> reinforce_offload.Rollouts:
+        asked.append(1)
+        return rollouts(*wrong)
+
+    ids, _, _ = reinforce_offload.dynamically_sampled(rollouts(*right), hopeless, bar, 8)
+    assert len(asked) == reinforce_offload.MOST_DRAWS - 1 and len(ids) == reinforce_offload.GROUP
+
+
+def test_the_published_hyper_parameters_are_those_of_its_table() -> None:
+    found = ppo_offload.table_a1(ppo_offload.SMALL)
+    assert (found.lr, found.critic_lr, found.beta, found.rollouts, found.epochs) == (1e-6, 5e-6, 0.05, 256, 1)
+    assert found.rollouts // found.minibatches == 32 and found.size == ppo_offload.SMALL.size
