@@ -74,6 +74,7 @@ BENCHMARKS: Final = (
     Benchmark(name="rlhf_server", document="serve.md", minutes=2),
     Benchmark(name="rlhf_pipeline", document="rlhf-pipeline.md", minutes=2),
     Benchmark(name="rlhf_figures", document="rlhf-pipeline.md", minutes=0.1, quick=("--figure", "pareto")),
+    Benchmark(name="rlhf_algorithms", document="rlhf-pipeline.md", minutes=6),
     Benchmark(name="rlhf_policies", document="rlhf-scheduler.md", minutes=2),
     Benchmark(name="rlhf_training", document="rlhf-scheduler.md", minutes=9),
     Benchmark(name="estimator", document="estimate-benchmarks.md", minutes=6),

@@ -292,7 +292,8 @@ FRAMEWORKS: Final = (
         source="arXiv 2409.13221",
     ),
     Framework(
-        name="LlamaRL", mode=Mode.OFF_POLICY, plan=BOTH, beside=True, how="both a step later, off policy; that it also generates while it trains is not of this model",
+        name="LlamaRL", mode=Mode.OFF_POLICY, plan=BOTH, beside=True,
+        how="both a step later, off policy; that it also generates while it trains is not of this model",
         source="arXiv 2505.24034",
     ),
 )  # fmt: skip
