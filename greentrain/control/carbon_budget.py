@@ -265,7 +265,7 @@ class BudgetWatch:
         """Return the gears that may be used; only the one in use where nobody has measured what they cost."""
         if table is not None:
             try:
-                return Menu.of(table, wanted=lambda action: action.gear in self._gears and action.cap == 1.0)
+                return Menu.of(table, wanted=lambda a: a.gear in self._gears and a.cap == 1.0 and table.better(a))
             except ConfigError:
                 pass  # the table has no watts
         unknown = np.array([0.0, np.nan])

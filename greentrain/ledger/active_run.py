@@ -478,6 +478,10 @@ class ActiveRun:
         """Return the time of the run's clock (s since the epoch, UTC)."""
         return self._clock.unix_s()
 
+    def monotonic_s(self) -> float:
+        """Return the time of the run's clock that never jumps (s)."""
+        return self._clock.monotonic_s()
+
     @property
     def embodied_g_per_s(self) -> float:
         """Mid estimate of the embodied carbon of the devices that this rank books (g/s); those without one count 0."""

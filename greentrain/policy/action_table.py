@@ -118,14 +118,34 @@ class ActionCost:
     steps: int = 0
     """Steps measured, warm-up not counted."""
     blocks: int = 0
+    speed_ratio: MeanWithCI | None = None
+    """Speed over that of the safe gear (BF16, else FP32, else the first), of blocks side by side; None where there are
+    no two such pairs."""
+    efficiency_ratio: MeanWithCI | None = None
+    """Steps a joule, so compared; None also where joules are not known."""
+
+    @property
+    def is_better(self) -> bool:
+        """True if speed or steps a joule exceed those of the safe gear by more than the error of the difference."""
+        return any(
+            ratio is not None and (ratio.low or 0.0) > 1.0 for ratio in (self.speed_ratio, self.efficiency_ratio)
+        )
+
+    @property
+    def is_doubtful(self) -> bool:
+        """True if it may be better by more than DOUBT, and nobody can tell."""
+        ratios = (self.speed_ratio, self.efficiency_ratio)
+        return not self.is_better and any(ratio is not None and (ratio.high or 0.0) > 1.0 + DOUBT for ratio in ratios)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "ActionCost":
         """Return what ``dataclasses.asdict`` made a mapping of."""
         names = ("steps_per_s", "tokens_per_s", "samples_per_s", "power_w", "j_per_step", "j_per_token")
+        ratios = ("speed_ratio", "efficiency_ratio")  # not in tables of versions before them
         return cls(
             action=Action(**{**data["action"], "gear": Gear(data["action"]["gear"])}),
             **{name: None if data[name] is None else MeanWithCI(**data[name]) for name in names},
+            **{name: MeanWithCI(**data[name]) for name in ratios if data.get(name) is not None},
             provenance=str(data["provenance"]),
             steps=int(data["steps"]),
             blocks=int(data["blocks"]),
@@ -178,6 +198,29 @@ class ActionTable:
     def of(self, action: Action) -> ActionCost | None:
         """Return the cost of an action; None where it was never measured."""
         return next((cost for cost in self.costs if cost.action == action), None)
+
+    def better(self, action: Action) -> bool:
+        """Return whether a plan may use an action: the safe gear, what is better for certain, what was declared."""
+        cost = self.of(action)
+        return cost is None or cost.speed_ratio is None or action.gear is self.safe or cost.is_better
+
+    @property
+    def safe(self) -> Gear:
+        """The gear that another must be better than: BF16, else FP32, else the first."""
+        return safe_gear([action.gear for action in self.actions])
+
+    @property
+    def doubts(self) -> str:
+        """Which gears could not be told from the safe one, as a sentence; "" where all were."""
+        lines = []
+        for cost in self.costs:
+            speed, tokens = cost.speed_ratio, cost.efficiency_ratio
+            if cost.is_doubtful and speed is not None:
+                line = f"{cost.action} makes {speed.low:.2f} to {speed.high:.2f} times {self.safe}'s steps a second"
+                per_j = "" if tokens is None else f" and {tokens.low:.2f} to {tokens.high:.2f} times its steps a joule"
+                lines.append(f"after {cost.blocks} blocks each {line}{per_j} (95 %)")
+        remedy = f": a plan keeps to {self.safe}. Measure while no other program runs, or declare policy.actions"
+        return f"gears cannot be told apart: {'; '.join(lines)}{remedy}" if lines else ""
 
     @property
     def actions(self) -> tuple[Action, ...]:
@@ -292,6 +335,14 @@ def _digits(value: float, digits: int) -> str:
     return f"{value:,.{max(0, places)}f}"
 
 
+def safe_gear(gears: Sequence[Gear]) -> Gear:
+    """Return BF16, else FP32, else the first of some gears."""
+    return next((gear for gear in (Gear.BF16, Gear.FP32) if gear in gears), gears[0])
+
+
+DOUBT: Final = 0.05
+"""Advantage of a gear (as a share) that is worth more blocks, and a warning, where nobody can tell whether it is there:
+two blocks of one action differ by as much (``greentrain.control.profiling.profiler.NOISE``)."""
 TIE: Final = 0.01
 """Two actions whose scores differ by less are a tie, which the faster one wins, unless intervals tell them apart:
 time is worth something to everybody, and four blocks of a second seldom resolve one per cent."""

@@ -36,6 +36,8 @@ def _table() -> ActionTable:
         provenance="measured",
         steps=30,
         blocks=3,
+        speed_ratio=MeanWithCI(mean=1.0, low=1.0, high=1.0),
+        efficiency_ratio=MeanWithCI(mean=1.0, low=1.0, high=1.0),
     )
     capped = ActionCost(action=Action(gear=Gear.FP8, cap=0.8, ranks=2), steps_per_s=MeanWithCI(mean=3.0), blocks=1)
     return ActionTable(
@@ -121,6 +123,15 @@ def test_a_cost_is_found_by_its_action() -> None:
 def test_a_table_comes_back_from_json_as_it_was() -> None:
     table = _table()
     assert ActionTable.from_dict(json.loads(json.dumps(table.to_dict()))) == table
+
+
+def test_a_table_from_before_the_ratios_is_read_and_all_its_actions_may_be_used() -> None:
+    data = _table().to_dict()
+    for cost in data["costs"]:
+        del cost["speed_ratio"], cost["efficiency_ratio"]
+    table = ActionTable.from_dict(data)
+    assert [cost.speed_ratio for cost in table.costs] == [None, None]
+    assert all(table.better(action) for action in table.actions) and table.doubts == ""
 
 
 def test_the_printed_table_says_what_is_unknown_and_where_joules_come_from() -> None:

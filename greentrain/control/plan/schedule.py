@@ -303,8 +303,8 @@ class Schedule:
         host: The session.
         actors: Actors that the plan acts through: the controller.
         declared: A table that was declared; None: measure one.
-        unix_s: Time of the day, by which the grid is dated (s).
-        elapsed_s: Time that never jumps, by which training is measured (s).
+        unix_s: Time of the day, by which the grid is dated (s); None: the run's.
+        elapsed_s: Time that never jumps, by which training is measured (s); None: the run's.
         state: State of an earlier part of the run.
         tokens: Tokens that all ranks have trained in it.
     """
@@ -319,14 +319,15 @@ class Schedule:
         host: Host,
         actors: Actors,
         declared: ActionTable | None,
-        unix_s: Callable[[], float] = time.time,
-        elapsed_s: Callable[[], float] = time.monotonic,
+        unix_s: Callable[[], float] | None = None,
+        elapsed_s: Callable[[], float] | None = None,
         state: Mapping[str, Any] | None = None,
         tokens: float = 0.0,
     ) -> None:
         assert config.policy.tokens is not None and config.policy.deadline_h is not None
         self._config, self._run, self._host, self._actors = config, run, host, actors
-        self._unix_s, self._elapsed_s = unix_s, elapsed_s
+        self._unix_s = unix_s or run.unix_s
+        self._elapsed_s = elapsed_s = elapsed_s or run.monotonic_s
         self._time = grid_time
         self._ranks = run.topology.world_size
         self._first = run.topology.rank == 0
@@ -446,7 +447,9 @@ class Schedule:
         widths, offer = self._widths, self._actors.offer
         if len(widths) > 1:
             table = self._known.at_widths(table, self._ranks, widths)
-        menu = Menu.of(table, released=not held, idle_w=idle_w, wanted=self._can_do)
+        menu = Menu.of(
+            table, released=not held, idle_w=idle_w, wanted=lambda action: self._can_do(action) and table.better(action)
+        )
         policy = self._config.policy
         if not policy.switch_s and offer is not None and offer.resize_s is not None and len(widths) > 1:
             policy = replace(policy, switch_s=offer.resize_s * self._time.speed)

@@ -279,9 +279,9 @@ class ProfilingRun:
             return
         self._channel.post(1, {"table": table.to_dict()})
         self._finish(table)
-        if advice := self.profiler.advice:
+        for advice in filter(None, (self.profiler.advice, table.doubts)):
             log.warning("GreenTrain: profiling: %s", advice)
-        if self._cache is not None and self._whole:
+        if self._cache is not None and self._whole and not table.doubts:
             self._cache.save_soon(self._key, table)
 
     def _common(self, objective: ActionObjective) -> tuple[tuple[float, ...], ActionObjective]:

@@ -36,13 +36,14 @@ What lies below the minimum is slower and costs more, so no plan uses it: it is 
 
 import math
 import operator
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from greentrain.errors import ConfigError, SessionError
-from greentrain.policy.action_table import Action, ActionCost, ActionTable, MeanWithCI
+from greentrain.policy.action_table import Action, ActionCost, ActionTable, MeanWithCI, safe_gear, student_t_95
 from greentrain.types import Gear, Provenance
 
 
@@ -93,12 +94,32 @@ def costs_of(blocks: Sequence[BlockRecord], actions: Sequence[Action]) -> tuple[
     on different hardware.
     """
     devices = {uid for block in blocks for uid in block.energy_j or ()}
-    costs = []
-    for action in actions:
-        own = [block for block in blocks if block.action == action]
-        if own:
-            costs.append(_cost(action, own, devices))
-    return tuple(costs)
+    by_action = {action: own for action in actions if (own := [block for block in blocks if block.action == action])}
+    costs = [_cost(action, own, devices) for action, own in by_action.items()]
+    if len({action.cap for action in actions}) > 1:  # these take no turns
+        return tuple(costs)
+    gears = [action.gear for action in by_action]
+    safe = next((own for action, own in by_action.items() if action.gear is safe_gear(gears)), ())
+    return tuple(_beside(cost, by_action[cost.action], safe) for cost in costs)
+
+
+def _beside(cost: ActionCost, own: Sequence[BlockRecord], safe: Sequence[BlockRecord]) -> ActionCost:
+    """Return a cost with its ratios to the safe gear, taken round by round: what slows a round slows both."""
+    speeds, efficiencies = [], []
+    for a, b in zip(own, safe, strict=False):
+        speeds.append(math.log(a.steps / a.seconds * b.seconds / b.steps))
+        a_j, b_j = (sum((block.energy_j or {}).values()) / block.steps for block in (a, b))
+        if a_j > 0 < b_j and (a.energy_j or {}).keys() == (b.energy_j or {}).keys():
+            efficiencies.append(math.log(b_j / a_j))
+    return replace(cost, speed_ratio=_of_logs(speeds), efficiency_ratio=_of_logs(efficiencies))
+
+
+def _of_logs(logs: Sequence[float]) -> MeanWithCI | None:
+    if len(logs) < LEAST_BLOCKS:
+        return None
+    mean = statistics.fmean(logs)
+    half = min(MOST_LOG, student_t_95(len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs)))
+    return MeanWithCI(mean=math.exp(mean), low=math.exp(mean - half), high=math.exp(mean + half))
 
 
 def _cost(action: Action, blocks: Sequence[BlockRecord], devices: set[str]) -> ActionCost:
@@ -215,13 +236,15 @@ class MeasuredBlocks:
         """Forget what was measured at a power cap."""
         self.ended = [block for block in self.ended if block.action.cap != cap]
 
-    def records(self, provenance: Callable[[], Mapping[str, Provenance]]) -> list[BlockRecord]:
-        """Return those that count; asks for the joules not yet known.
+    def records(self, provenance: Callable[[], Mapping[str, Provenance]], *, ask: bool = True) -> list[BlockRecord]:
+        """Return those that count.
 
         Args:
             provenance: Returns where the joules of each device come from; called once they are known.
+            ask: Ask for the joules not yet known.
         """
-        self.ask(math.inf)
+        if ask:
+            self.ask(math.inf)
         known = provenance()
         return [
             BlockRecord(
@@ -263,6 +286,8 @@ class MeasuredBlocks:
                 block.energy_j = self._energy(block.t0_s, block.t1_s)
 
 
+MOST_LOG: Final = 20.0
+"""Longest half of an interval of logarithms: no number overflows."""
 NOISE: Final = 0.05
 """By how much two blocks of the same action may differ: in the sweeps above the energy rises by more than this in two
 of the 67 pairs of neighbours where it should fall (by 5.9 and 6.2 %)."""
@@ -376,6 +401,8 @@ def _scores(seen: Mapping[int, Seen], slowest: float, score: Callable[[float, fl
 
 LEAST_BLOCKS: Final = 2
 """Blocks a gear that ``max_steps`` is shared out for first: with one there is no interval."""
+AGAIN: Final = 2
+"""Most rounds, in times those planned, where other programs keep gears from being told apart."""
 SPARE: Final = 1.05
 """Steps planned for a block, in times what its gear's pace asks for: one more look costs a synchronisation."""
 
@@ -423,11 +450,17 @@ class MeasurementOrder(Protocol):
 
 
 class GearTurns:
-    """Every gear once a round; an even number of rounds cancels a linear drift."""
+    """Every gear once a round; an even number of rounds cancels a linear drift.
 
-    def __init__(self, actions: Sequence[Action], *, rounds: int) -> None:
+    Args:
+        actions: Actions to measure.
+        rounds: Rounds, where gears can be told apart after them.
+        doubtful: Returns, alike on all ranks, whether they cannot.
+    """
+
+    def __init__(self, actions: Sequence[Action], *, rounds: int, doubtful: Callable[[], bool]) -> None:
         self._actions = tuple(actions)
-        self._rounds = rounds
+        self._rounds, self._most, self._doubtful = rounds, AGAIN * rounds, doubtful
         self._round = 0
         self._waiting = list(actions)
         self._needs: dict[Action, int] = {}
@@ -457,7 +490,11 @@ class GearTurns:
 
     def _another(self, left: int) -> bool:
         needed = math.ceil(SPARE * sum(self._needs.values()))
-        return self._round < self._rounds and needed <= left
+        if needed > left:
+            return False
+        if self._round == self._rounds and self._rounds + 2 <= self._most and self._doubtful():
+            self._rounds += 2  # two cancel a linear drift
+        return self._round < self._rounds
 
 
 class CapTurns:
@@ -716,7 +753,7 @@ class GearProfiler:
         max_slowdown: Largest share of its gear's speed that a cap may cost to be of use; None: any.
         gather: Returns the numbers of every rank, in the order of ranks.
         settle_s: Least warm-up after a change of cap (s).
-        rounds: Blocks an action.
+        rounds: Blocks an action; twice as many where gears cannot be told apart, without caps.
         warmup_steps: Steps before a gear's first block; a third of them before later ones.
         min_block_s: Shortest block (s): ten periods of the slowest sensor, or an edge's share of a tick counts.
         min_steps: Fewest steps of a block.
@@ -767,7 +804,7 @@ class GearProfiler:
                 score=score or energy_per_step,
             )
             if self._capped
-            else GearTurns(self._actions, rounds=rounds)
+            else GearTurns(self._actions, rounds=rounds, doubtful=self._doubtful)
         )
         self._begun: set[Gear] = set()
         self._ended: Block | None = None
@@ -939,6 +976,11 @@ class GearProfiler:
         )
 
     # -- inside ------------------------------------------------------------------------------------------------
+
+    def _doubtful(self) -> bool:
+        """Return whether rank 0 sees, as far as it knows, a gear of which nobody can tell if it is better."""
+        costs = costs_of(self._blocks.records(dict, ask=False), self._actions)
+        return self._agree(int(any(cost.is_doubtful for cost in costs))) > 0
 
     def _warmed(self, block: Block, now_s: float) -> None:
         """Look at a warm-up: another step of it, or the first measured ones."""

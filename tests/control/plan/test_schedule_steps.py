@@ -1,6 +1,7 @@
 """What a plan makes of a training's steps: decisions, pauses, rests and departures, on a clock that a test moves."""
 
 import json
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -17,7 +18,7 @@ from greentrain.control.plan import schedule
 from greentrain.control.plan.planner import PlanMessage, Planner
 from greentrain.control.plan.schedule import LOOK_S, Schedule, rest, widths_of
 from greentrain.ledger.pue import ConstantPue
-from greentrain.policy.action_table import Action, ActionTable
+from greentrain.policy.action_table import Action, ActionTable, MeanWithCI
 from greentrain.types import Gear, Topology
 
 T0_S = 1_654_041_600.0
@@ -62,6 +63,8 @@ class Run:
         self.changes_s: list[float] = []
         self.facts: list[Mapping[str, Any]] = []
         self.events: list[dict[str, Any]] = []
+        self.unix_s: Callable[[], float] = time.time
+        self.monotonic_s: Callable[[], float] = time.monotonic
 
     def warn(self, text: str, then: str = "") -> None:
         self.warnings.append(text)
@@ -166,10 +169,12 @@ class Job:
         offer: Offer | None = None,
         width: WidthConfig | None = None,
         actuators: Mapping[str, Any] | None = None,
+        own_clock: bool = True,
         **policy: Any,
     ) -> None:
         Scripted.script += script
         self.clock, self.run, self.world = clock, run or Run(), World(clock)
+        self.run.unix_s = self.run.monotonic_s = clock
         self.world.offer = offer
         self.tokens = 0.0
         known: dict[str, Any] = {"name": "mpc", "tokens": 1e6, "deadline_h": 240.0, "idle_w": 50.0}
@@ -186,8 +191,8 @@ class Job:
             host=self.world,  # type: ignore[arg-type]
             actors=self.world,
             declared=declared,
-            unix_s=clock,
-            elapsed_s=clock,
+            unix_s=clock if own_clock else None,
+            elapsed_s=clock if own_clock else None,
             state=state,
         )
 
@@ -329,6 +334,23 @@ def test_while_gears_are_measured_nothing_is_decided_but_steps_count(clock: Cloc
     job.plan.use(TABLE)
     job.step()
     assert [event["step"] for event in job.run.events] == [8]
+
+
+def test_a_gear_whose_advantage_is_within_its_error_is_no_choice(clock: Clock) -> None:
+    bf16, fp8 = TABLE.costs
+    wide, narrow = MeanWithCI(mean=1.3, low=0.8, high=2.1), MeanWithCI(mean=1.3, low=1.2, high=1.4)
+    for ratio, choices in ((wide, [None, BF16]), (narrow, [None, BF16, FP8])):
+        job = Job(clock, declared=None)
+        costs = (replace(bf16, speed_ratio=narrow), replace(fp8, speed_ratio=ratio, efficiency_ratio=wide))
+        job.plan.use(replace(TABLE, costs=costs))
+        job.step(2)
+        assert job.plan.planner is not None and list(job.plan.planner.menu.actions) == choices
+
+
+def test_without_clocks_of_its_own_it_goes_by_the_runs(clock: Clock) -> None:
+    job = Job(clock, (BF16, 2.0), own_clock=False)
+    job.step()
+    assert [event["grid_s"] for event in job.run.events] == [T0_S + Job.STEP_S]
 
 
 def test_a_job_that_goes_on_has_as_many_steps_as_one_that_begins(clock: Clock) -> None:
