@@ -35,6 +35,8 @@ class Settings:
     """In which a recipe that replays a day of the grid lets it pass."""
     loggers: tuple[str, ...] = ()
     """Names of the framework's loggers that get the figures."""
+    model_size: str = ""
+    """One of the sizes of a recipe that has a model of its own."""
 
     @property
     def green(self) -> dict[str, dict[str, object]]:
@@ -58,6 +60,7 @@ def parse(
     gears: Sequence[str] = (),
     steps: tuple[int, int] | None = (500, 300),
     loggers: Sequence[str] = (),
+    sizes: Sequence[str] = (),
 ) -> Settings:
     """Read the command line of a recipe and load its data.
 
@@ -68,6 +71,7 @@ def parse(
         steps: Optimizer steps of the large and of the small model, unless the command line says; None: as many as fit
             into a replayed day, and a flag --minutes for its length.
         loggers: Names among which a recipe lets choose; adds the flag --logger, by default the first.
+        sizes: Sizes of a recipe's own model; adds the flag --size, by default the first.
     """
     parser = argparse.ArgumentParser(description="Train a small GPT on Python's own source and report its energy.")
     parser.add_argument(
@@ -88,6 +92,8 @@ def parse(
         parser.add_argument("--minutes", type=float, default=3.0, help="in which a day of the grid passes (default 3)")
     if loggers:
         parser.add_argument("--logger", nargs="+", choices=loggers, default=[loggers[0]], help="one or more")
+    if sizes:
+        parser.add_argument("--size", choices=sizes, default=sizes[0], help=f"of the model (default {sizes[0]})")
     args = parser.parse_args(argv)
     chosen = tuple(args.logger) if loggers else ()
     _check_installed(chosen)
@@ -116,6 +122,7 @@ def parse(
         minutes=args.minutes if steps is None else 3.0,
         schedule=_schedule(args.gear, args.schedule, count) if gears else (),
         loggers=chosen,
+        model_size=args.size if sizes else "",
     )
 
 
