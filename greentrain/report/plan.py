@@ -287,10 +287,16 @@ def _joules(record: RunRecord, t0_s: float, t1_s: float) -> float:
     return total
 
 
+MAX_HOURS: Final = 24 * 366 * 100
+"""Hours of a century: a longer plan is damage, and its list would take all memory."""
+
+
 def _hours(facts: Mapping[str, Any], horizon_s: float, time: GridTime, first: RankRecord) -> list[float | None]:
     """Return the intensity by hour: as the plan knew it last, else the mean over what the books have of that hour."""
     start_s = float(facts["start_s"])
     count = math.ceil((horizon_s - start_s - _EDGE_S) / S_PER_HOUR)
+    if count > MAX_HOURS:
+        raise ValueError(f"a plan of {count} hours")
     known = list(facts["hourly_g_per_kwh"])[:count]
     hours: list[float | None] = [*known, *[None] * (count - len(known))]
     if None not in hours:
