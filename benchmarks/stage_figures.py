@@ -321,6 +321,7 @@ def _steps(run: Run) -> tuple[Floats, Floats]:
         raise ConfigError(
             f"{run.name}: {len(pairs)} steps of {step_s:.3g} s in a journal of {booked_s:.3g} s intervals; the course"
             f" of a step takes steps of {FINER:g} intervals or more: set run.book_s to {max(step_s / 10, 0.1):.2g}"
+            " (a sensor that is read more rarely than that sets the intervals)"
         )
     starts_s, ends_s = np.array(pairs).T
     return starts_s, ends_s
@@ -358,7 +359,7 @@ FIGURES: Final[Mapping[str, Callable[[Sequence[Run]], Sheet]]] = {
 }
 
 
-def train_pair(folder: Path, *, steps: int = 6) -> list[Run]:
+def train_pair(folder: Path, *, steps: int = 5) -> list[Run]:
     """Train twice, without and with a device for the frozen passes, and return the runs.
 
     Args:
@@ -370,7 +371,7 @@ def train_pair(folder: Path, *, steps: int = 6) -> list[Run]:
     from benchmarks.rlhf_overlap_run import HOME, Memory, Size, trained
 
     torch.set_num_threads(1)  # as in rlhf_overlap.py: the device's thread has the other core
-    size, memory = Size(steps=steps, new=96, micro_batches=8), Memory()
+    size, memory = Size(steps=steps, new=96, micro_batches=16), Memory()
     trained("sequential", size, folder / "filling", memory)
     found = []
     for mode, offloads in ((HOME, False), ("stream", True)):
