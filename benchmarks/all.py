@@ -62,6 +62,7 @@ BENCHMARKS: Final = (
     Benchmark(name="compare_groups", document="compare-runs.md", minutes=0.3),
     Benchmark(name="gears", document="gears-benchmarks.md", minutes=8),
     Benchmark(name="gears_optimizer_ablation", document="gears-benchmarks.md", minutes=6),
+    Benchmark(name="carbon_quality", document="gears-benchmarks.md", minutes=8),
     Benchmark(name="fleet", document="fleet.md", minutes=2),
     Benchmark(name="export_cost", document="monitoring.md", minutes=2.5),
     Benchmark(name="forecasting", document="scheduling-benchmarks.md", minutes=1),

@@ -32,9 +32,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from scipy.special import stdtrit
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import DataLoader
 
@@ -46,7 +45,7 @@ from greentrain.control.gears import Gears
 from greentrain.control.precision.noise import NoiseProbe
 from greentrain.optim import PAPER_GAMMA, adapt
 from recipes.common.data import Blocks, Corpus, corpus
-from recipes.common.model import Size, build_optimizer
+from recipes.common.model import Llama, Size, build_optimizer
 
 Floats = npt.NDArray[np.float64]
 
@@ -76,62 +75,6 @@ ARMS: Final[Mapping[str, Mapping[str, Any]]] = {
 """Settings of ``precision``; weight_decay is the optimizer's, that of the recipes where it is not named. The controls
 shift the optimizer alone: what they show is due to the length of steps, and not to precision."""
 PLAIN: Final = "BF16 throughout"
-
-
-class Llama(nn.Module):
-    """A small next-token model after LLaMA (Touvron et al., arXiv:2302.13971, section 2.2), with tied output weights.
-
-    Args:
-        size: Its size.
-    """
-
-    def __init__(self, size: Size) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(size.vocab, size.width)
-        self.blocks = nn.Sequential(*(LlamaBlock(size) for _ in range(size.layers)))
-        self.norm = nn.RMSNorm(size.width, eps=1e-5)
-        for name, weight in self.named_parameters():
-            if weight.dim() == 2:  # as the recipes' GPT
-                scale = math.sqrt(2 * size.layers) if name.endswith(("attend.weight", "down.weight")) else 1.0
-                nn.init.normal_(weight, std=0.02 / scale)
-
-    def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean cross entropy (nats a token) of ``labels``, already shifted by one."""
-        logits = F.linear(self.norm(self.blocks(self.tokens(input_ids))), self.tokens.weight)
-        return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
-
-
-class LlamaBlock(nn.Module):
-    """Attention with rotary positions and SwiGLU, each behind an RMSNorm."""
-
-    turn: Tensor
-
-    def __init__(self, size: Size) -> None:
-        super().__init__()
-        width, hidden = size.width, 64 * math.ceil(8 * size.width / 3 / 64)
-        self.heads = size.heads
-        self.norm_1, self.norm_2 = nn.RMSNorm(width, eps=1e-5), nn.RMSNorm(width, eps=1e-5)
-        self.qkv, self.attend = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
-        self.gate, self.up = nn.Linear(width, hidden, bias=False), nn.Linear(width, hidden, bias=False)
-        self.down = nn.Linear(hidden, width, bias=False)
-        half = width // size.heads // 2
-        angles = torch.outer(torch.arange(size.context), 1e4 ** (-torch.arange(half) / half))
-        self.register_buffer("turn", torch.stack([angles.cos(), angles.sin()]), persistent=False)
-
-    def forward(self, x_BTC: Tensor) -> Tensor:
-        """Return the residual stream behind the block."""
-        b, t, c = x_BTC.shape
-        q, k, v = self.qkv(self.norm_1(x_BTC)).view(b, t, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        y = F.scaled_dot_product_attention(self._turned(q), self._turned(k), v, is_causal=True)
-        x_BTC = x_BTC + self.attend(y.transpose(1, 2).reshape(b, t, c))
-        n = self.norm_2(x_BTC)
-        mlp: Tensor = self.down(F.silu(self.gate(n)) * self.up(n))
-        return x_BTC + mlp
-
-    def _turned(self, x: Tensor) -> Tensor:
-        cos, sin = self.turn[:, : x.shape[2]]
-        a, b = x.chunk(2, dim=-1)
-        return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1).to(x.dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,12 +8,10 @@ them masked, 10 % replaced, 10 % left. The lines marked "green" are all that dif
 Nothing is downloaded.
 """
 
-import os
 import sys
 from pathlib import Path
 from typing import Final
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch

@@ -10,12 +10,10 @@ nothing is downloaded. The lines marked "green" are all that differs from a plai
 """
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from typing import Any, Final
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np

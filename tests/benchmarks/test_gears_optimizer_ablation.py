@@ -14,9 +14,9 @@ from scipy import stats
 from torch import Tensor, nn
 
 from benchmarks import gears_optimizer_ablation as ablation
-from benchmarks.gears_optimizer_ablation import ARMS, PLAIN, Bench, Llama, LlamaBlock, Trained
+from benchmarks.gears_optimizer_ablation import ARMS, PLAIN, Bench, Trained
 from recipes.common.data import Corpus
-from recipes.common.model import Size
+from recipes.common.model import Llama, LlamaBlock, Size
 
 SIZE = Size(vocab=64, width=64, layers=1, heads=2, context=16)
 
