@@ -246,7 +246,8 @@ def test_the_session_leaves_a_plain_model_behind(tmp_path: Path) -> None:
     assert type(model) is Model and type(model.up) is nn.Linear
     assert not hasattr(model, "_green_box") and not hasattr(model.up, "_green")
     run = json.loads((session.folder / "run.json").read_text())  # type: ignore[operator]
-    assert {layer["name"]: layer["chosen"] for layer in run["layers"]} == {"up": True, "down": True, "head": False}
+    chosen = {layer["name"]: layer["chosen"] for layer in run["layers"]}
+    assert chosen == {"up": True, "down": True, "head": False, "embed": False}
     assert "scaled_mm" in run["gear_backend"]
 
 

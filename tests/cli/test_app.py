@@ -99,6 +99,7 @@ def test_the_commands_and_options_are_these() -> None:
             "--assume", "--batch", "--card", "--cards", "--gpu", "--gpu-power-w", "--gpu-tokens-per-s", "--head",
             "--json", "--mfu", "--plot", "--precision", "--sequence", "--set", "--texts", "model",
         ],
+        "ranks": ["--json", "--out", "--pairs", "--precision", "model", "preferences"],
     }  # fmt: skip
     rlhf = typer.main.get_group(cli_rlhf.app).commands
     assert {name: sorted(option for param in rlhf[name].params for option in param.opts) for name in rlhf} == {
