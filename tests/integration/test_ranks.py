@@ -114,7 +114,14 @@ def test_each_gpu_is_booked_by_exactly_one_rank(lab: "Lab", world: int, visible:
     if visible != "shared":
         names = [str(i) if visible == "own" else driver.uuid(i) for i in range(world)]
         envs = [{"CUDA_VISIBLE_DEVICES": name} for name in names]
-    _end(lab.ranks("plain", world, env=envs, seconds=2.0))
+    # Together, for who is there takes over the GPU of a rank that has ended, or is more than a second late.
+    gate, over = lab.folder / "gate", lab.folder / "over"
+    ranks = lab.ranks("plain", world, env=envs, seconds=2.0, gate=str(gate), until=str(over))
+    for said, file in (("ready", gate), ("running", over)):
+        for rank in ranks:
+            rank.wait_for(said)
+        file.touch()
+    _end(ranks)
     record = lab.record()
     assert len(record.ranks) == world
     assert _owners(record) == {driver.uuid(i): [i] for i in range(world)}

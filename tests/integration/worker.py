@@ -31,9 +31,16 @@ def plain(
     seconds: float = 1.0,
     fits: int = 1,
     state: dict[str, Any] | None = None,
+    gate: str = "",
     until: str = "",
 ) -> None:
-    """One or several fits in a row, which go on until a file is there, if one is named."""
+    """One or several fits in a row, which begin when a file is there, and go on until another is, if they are named."""
+    if gate:
+        import torch  # noqa: F401 - what takes long is behind it
+
+        say(ready=True)
+        while not os.path.exists(gate):
+            time.sleep(0.01)
     green = GreenSession(config)
     green.load_state_dict(state or {})
     for _ in range(fits):
