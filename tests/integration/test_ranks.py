@@ -118,8 +118,8 @@ def test_each_gpu_is_booked_by_exactly_one_rank(lab: "Lab", world: int, visible:
     gate, over = lab.folder / "gate", lab.folder / "over"
     ranks = lab.ranks("plain", world, env=envs, seconds=2.0, gate=str(gate), until=str(over))
     for said, file in (("ready", gate), ("running", over)):
-        for rank in ranks:
-            rank.wait_for(said)
+        for script in ranks:
+            script.wait_for(said)
         file.touch()
     _end(ranks)
     record = lab.record()

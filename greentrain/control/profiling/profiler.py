@@ -236,15 +236,13 @@ class MeasuredBlocks:
         """Forget what was measured at a power cap."""
         self.ended = [block for block in self.ended if block.action.cap != cap]
 
-    def records(self, provenance: Callable[[], Mapping[str, Provenance]], *, ask: bool = True) -> list[BlockRecord]:
-        """Return those that count.
+    def records(self, provenance: Callable[[], Mapping[str, Provenance]]) -> list[BlockRecord]:
+        """Return those that count; asks for the joules not yet known.
 
         Args:
             provenance: Returns where the joules of each device come from; called once they are known.
-            ask: Ask for the joules not yet known.
         """
-        if ask:
-            self.ask(math.inf)
+        self.ask(math.inf)
         known = provenance()
         return [
             BlockRecord(
@@ -401,8 +399,6 @@ def _scores(seen: Mapping[int, Seen], slowest: float, score: Callable[[float, fl
 
 LEAST_BLOCKS: Final = 2
 """Blocks a gear that ``max_steps`` is shared out for first: with one there is no interval."""
-AGAIN: Final = 2
-"""Most rounds, in times those planned, where other programs keep gears from being told apart."""
 SPARE: Final = 1.05
 """Steps planned for a block, in times what its gear's pace asks for: one more look costs a synchronisation."""
 
@@ -450,17 +446,11 @@ class MeasurementOrder(Protocol):
 
 
 class GearTurns:
-    """Every gear once a round; an even number of rounds cancels a linear drift.
+    """Every gear once a round; an even number of rounds cancels a linear drift."""
 
-    Args:
-        actions: Actions to measure.
-        rounds: Rounds, where gears can be told apart after them.
-        doubtful: Returns, alike on all ranks, whether they cannot.
-    """
-
-    def __init__(self, actions: Sequence[Action], *, rounds: int, doubtful: Callable[[], bool]) -> None:
+    def __init__(self, actions: Sequence[Action], *, rounds: int) -> None:
         self._actions = tuple(actions)
-        self._rounds, self._most, self._doubtful = rounds, AGAIN * rounds, doubtful
+        self._rounds = rounds
         self._round = 0
         self._waiting = list(actions)
         self._needs: dict[Action, int] = {}
@@ -490,11 +480,7 @@ class GearTurns:
 
     def _another(self, left: int) -> bool:
         needed = math.ceil(SPARE * sum(self._needs.values()))
-        if needed > left:
-            return False
-        if self._round == self._rounds and self._rounds + 2 <= self._most and self._doubtful():
-            self._rounds += 2  # two cancel a linear drift
-        return self._round < self._rounds
+        return self._round < self._rounds and needed <= left
 
 
 class CapTurns:
@@ -753,7 +739,7 @@ class GearProfiler:
         max_slowdown: Largest share of its gear's speed that a cap may cost to be of use; None: any.
         gather: Returns the numbers of every rank, in the order of ranks.
         settle_s: Least warm-up after a change of cap (s).
-        rounds: Blocks an action; twice as many where gears cannot be told apart, without caps.
+        rounds: Blocks an action.
         warmup_steps: Steps before a gear's first block; a third of them before later ones.
         min_block_s: Shortest block (s): ten periods of the slowest sensor, or an edge's share of a tick counts.
         min_steps: Fewest steps of a block.
@@ -804,7 +790,7 @@ class GearProfiler:
                 score=score or energy_per_step,
             )
             if self._capped
-            else GearTurns(self._actions, rounds=rounds, doubtful=self._doubtful)
+            else GearTurns(self._actions, rounds=rounds)
         )
         self._begun: set[Gear] = set()
         self._ended: Block | None = None
@@ -976,11 +962,6 @@ class GearProfiler:
         )
 
     # -- inside ------------------------------------------------------------------------------------------------
-
-    def _doubtful(self) -> bool:
-        """Return whether rank 0 sees, as far as it knows, a gear of which nobody can tell if it is better."""
-        costs = costs_of(self._blocks.records(dict, ask=False), self._actions)
-        return self._agree(int(any(cost.is_doubtful for cost in costs))) > 0
 
     def _warmed(self, block: Block, now_s: float) -> None:
         """Look at a warm-up: another step of it, or the first measured ones."""

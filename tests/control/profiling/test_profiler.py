@@ -267,7 +267,7 @@ def test_steps_never_exceed_their_limit_and_every_gear_has_two_blocks(
     records = profiler.records()
     for gear in gears:
         own = [block for block in records if block.gear is gear]
-        assert 2 <= len(own) <= 2 * rounds  # twice where gears cannot be told apart
+        assert 2 <= len(own) <= rounds
         assert all(block.steps >= min_steps for block in own)
         assert all(block.seconds >= min_block_s * (1 - 1e-9) for block in own if block.energy_j is not None)
     assert bool(profiler.advice) == any(block.energy_j is None for block in records)
@@ -394,27 +394,13 @@ def test_beside_nobody_a_better_gear_is_found_in_as_few_blocks_as_before() -> No
         assert table.doubts == "" == profiler.advice
 
 
-def test_what_is_disturbed_is_repeated_within_a_bound_and_said_with_its_interval() -> None:
-    found = []
-    for seed in range(40):
-        _, table = _profiled(_beside(seed, fp8=1.0, slowed=4.0))
-        found.append((_cost(table, FP8).blocks, table.doubts))
-    assert {blocks for blocks, _ in found} <= {2, 3, 4} and max(found)[0] == 4
-    text = next(doubts for blocks, doubts in found if blocks == 4 and doubts)
-    assert re.search(r"4 blocks each fp8 makes [\d.]+ to [\d.]+ times bf16's steps a second", text), text
-    assert "times its steps a joule (95 %)" in text and "a plan keeps to bf16" in text
-    assert all(not doubts for blocks, doubts in found if blocks < 4), "others were told apart, or alike"
-
-
-def test_all_ranks_repeat_where_rank_0_is_in_doubt() -> None:
-    said: list[int] = []
-    disturbed, calm = _beside(1, fp8=1.0, slowed=4.0), World(step_s=lambda gear, t_s: 0.1)
-    first = _profiler(disturbed, rounds=2, max_steps=2000, agree=lambda number: said.append(number) or number)  # type: ignore[func-returns-value]
-    disturbed.train(first)
-    words = iter(said)
-    calm.train(_profiler(calm, rounds=2, max_steps=2000, agree=lambda number: next(words)))
-    assert calm.gears == disturbed.gears and next(words, None) is None
-    assert [cost.blocks for cost in first.table().costs] == [4, 4]
+def test_what_is_disturbed_is_said_with_its_interval() -> None:
+    found = [_profiled(_beside(seed, fp8=1.0, slowed=4.0), rounds=4)[1] for seed in range(40)]
+    doubts = [table.doubts for table in found if table.doubts]
+    assert len(doubts) > 10
+    assert re.search(r"4 blocks each fp8 makes [\d.]+ to [\d.]+ times bf16's steps a second", doubts[0]), doubts[0]
+    assert "times its steps a joule (95 %)" in doubts[0] and "a plan keeps to bf16" in doubts[0]
+    assert not any(table.doubts and table.better(Action(gear=FP8)) for table in found)
 
 
 # -- a device that runs behind the host ------------------------------------------------------------------------
