@@ -1,0 +1,1 @@
+"""Many jobs on one cluster: one plan under caps of nodes, watts and grams, with a bound on what any can reach."""
