@@ -1,12 +1,13 @@
 """Odd but valid JSON in a run folder: every reader answers, or says in a sentence what is wrong; none raises else.
 
-The fast tier tries a few hundred mutations, ``--long`` two thousand.
+The fast tier tries a few hundred mutations, ``--long`` eight hundred, with ``GREENTRAIN_CHAOS_SEED=any`` two thousand.
 """
 
 import dataclasses
 import io
 import itertools
 import json
+import os
 import time
 import warnings
 from collections.abc import Callable
@@ -137,6 +138,6 @@ def test_commands_end_so_on_many_more(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("which", [0, 1])
-@pytest.mark.parametrize("part", range(9))
-def test_two_thousand_more_end_so(tmp_path: Path, which: int, part: int) -> None:
+@pytest.mark.parametrize("part", range(9 if os.environ.get("GREENTRAIN_CHAOS_SEED") == "any" else 3))
+def test_many_more_end_so(tmp_path: Path, which: int, part: int) -> None:
     _check(tmp_path, which, range(100 * part + 100, 100 * part + 200))
