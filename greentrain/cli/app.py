@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from greentrain.cli import config as cli_config
-from greentrain.cli import estimate, fpga, launch, rlhf, runs, schedule, serve, ui
+from greentrain.cli import estimate, fleet, fpga, launch, rlhf, runs, schedule, serve, ui
 from greentrain.cli.terminal import (
     WRONG_INPUT,
     Commands,
@@ -198,6 +198,7 @@ app.add_typer(cli_config.app)
 app.command()(runs.watch)
 app.add_typer(runs.app)
 app.command()(ui.ui)
+app.add_typer(fleet.app)
 app.add_typer(fpga.app)
 app.add_typer(rlhf.app)
 app.command()(serve.serve)

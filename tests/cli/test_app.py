@@ -14,6 +14,7 @@ import pytest
 import typer.main
 
 from greentrain import GreenSession, __version__
+from greentrain.cli import fleet as cli_fleet
 from greentrain.cli import fpga as cli_fpga
 from greentrain.cli import rlhf as cli_rlhf
 from greentrain.cli import runs as cli_runs
@@ -83,6 +84,7 @@ def test_the_commands_and_options_are_these() -> None:
         ),
         "watch": ["--every-s", "--json", "--once", "run"],
         "export": [],
+        "fleet": [],
         "fpga": [],
         "rlhf": [],
         "config": [],
@@ -91,6 +93,13 @@ def test_the_commands_and_options_are_these() -> None:
     export = typer.main.get_group(cli_runs.app).commands
     assert {name: [option for param in export[name].params for option in param.opts] for name in export} == {
         "dashboard": ["--out"], "alerts": ["--out"],
+    }  # fmt: skip
+    fleet = typer.main.get_group(cli_fleet.app).commands
+    assert {name: sorted(option for param in fleet[name].params for option in param.opts) for name in fleet} == {
+        "simulate": [
+            "--cap", "--count", "--days", "--errors", "--failures", "--gpus", "--jobs", "--json", "--known", "--load",
+            "--out", "--policy", "--respond", "--seed", "--start-day", "--step-s", "--trace", "--zones",
+        ],
     }  # fmt: skip
     fpga = typer.main.get_group(cli_fpga.app).commands
     assert {name: sorted(option for param in fpga[name].params for option in param.opts) for name in fpga} == {

@@ -42,6 +42,7 @@ WRONG = {
     "compare": [["absent", "--", "empty"], ["empty", "--", "absent", "--values", "absent.csv"]],
     "audit": [["--verify", "absent.json"], ["empty", "--key-file", "absent"]],
     "simulate": [["absent.yaml"], ["--run", "absent"], ["zone.yaml", "--trace", "absent.csv"]],
+    "fleet simulate": [[], ["--zones", "Atlantis"], ["--trace", "absent.csv"], ["--zones", "FR", "--policy", "best"]],
     "plan": [["--tokens", "1e9", "--deadline", "48", "--zones", "Atlantis"], ["--tokens", "-1", "--deadline", "48"]],
     "estimate": [
         [*ESTIMATE[1:], "--device", "abacus", "--config", "llama-3-8b"],

@@ -36,6 +36,9 @@ CALLS = {
     "simulate": [
         "simulate", "plan.yaml", "--trace", "one.csv", "--windows", "2", "--pictures", "none", "--out", "simulated"
     ],
+    "fleet simulate": [
+        "fleet", "simulate", "--trace", "one.csv", "--count", "9", "--days", "1", "--gpus", "32", "--policy", "fcfs"
+    ],
     "plan": ["plan", "--tokens", "1e9", "--deadline", "48", "--zones", "US-CAL-CISO"],
     "estimate": ESTIMATE,
     "launch": ["launch", "--status", "job"],

@@ -1,0 +1,138 @@
+"""``greentrain fleet simulate``: policies of a whole cluster on recorded grids.
+
+Exit codes: 0 fine, 1 something is not installed, 2 wrong usage or input, with one line that says what to do.
+"""
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from greentrain.cli import completion as complete
+from greentrain.cli.terminal import Commands, JsonOption, console, progress
+from greentrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from greentrain.simulator.cluster.world import Event
+
+app = typer.Typer(name="fleet", cls=Commands, help="Many jobs on one cluster, as one plan.", no_args_is_help=True)
+POLICIES: Final = ("fcfs", "carbon_blind", "each_alone", "suspend_resume", "gaia_like", "carbonflex_like", "pcaps_like")
+"""As of ``greentrain.simulator.cluster.policies``, which needs NumPy."""
+GPU_W: Final = 975.0
+"""A GPU and its share of the node at full power (W), as of the reference table."""
+
+
+@app.callback()
+def _fleet() -> None:
+    """Many jobs on one cluster, as one plan."""
+
+
+@app.command()
+def simulate(
+    trace: Annotated[
+        list[str] | None, typer.Option("--trace", help="Recorded grid of a site (CSV), may be repeated: several sites.")
+    ] = None,
+    zones: Annotated[
+        str,
+        typer.Option(
+            help="Sites by their zones' typical years, as in US-CAL-CISO.", autocompletion=complete.grid_zones
+        ),
+    ] = "",
+    jobs: Annotated[
+        Path | None, typer.Option(help="Jobs (CSV: release_h,deadline_h,gpus,gpu_h,user) in place of drawn ones.")
+    ] = None,
+    count: Annotated[int, typer.Option(help="Jobs that are drawn.")] = 200,
+    days: Annotated[float, typer.Option(help="Days in which they come.")] = 7.0,
+    gpus: Annotated[int, typer.Option(help="GPUs of the cluster, spread evenly over its sites.")] = 1000,
+    load: Annotated[float, typer.Option(help="Share of the GPUs' time that the jobs take at their fastest.")] = 0.7,
+    seed: Annotated[int, typer.Option(help="Seed of the jobs and of failures.")] = 0,
+    errors: Annotated[float, typer.Option(help="Deviation of ln(what users say of a length / what it is).")] = 0.0,
+    cap: Annotated[float, typer.Option(help="Cap of each site as a share of its GPUs' full power.")] = 0.9,
+    respond: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Demand response, may be repeated: FROM_H,UNTIL_H,SHARE of the cap that is left, of all sites."
+        ),
+    ] = None,
+    failures: Annotated[bool, typer.Option("--failures", help="GPUs fail as those of Llama 3's training did.")] = False,
+    known: Annotated[bool, typer.Option("--known", help="Policies know the grid, in place of the forecast.")] = False,
+    start_day: Annotated[float, typer.Option(help="Days of the grid before the first job.")] = 21.0,
+    step_s: Annotated[float, typer.Option(help="Time between two decisions (s).")] = 3600.0,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Policy, may be repeated, the first is compared with; a file FILE.py with policy() is one, too.",
+            autocompletion=complete.one_of(*POLICIES),
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the jobs (CSV) to this file, to send them again.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare policies of a cluster on recorded grids, as in: greentrain fleet simulate --trace caiso.csv."""
+    from greentrain.carbon.forecast import profile_forecast
+    from greentrain.simulator.cluster.policies import POLICIES as NAMED
+    from greentrain.simulator.cluster.policies import open_policy
+    from greentrain.simulator.cluster.result import FleetResult, render
+    from greentrain.simulator.cluster.workload import Workload
+    from greentrain.simulator.cluster.world import Failures, FleetPool, FleetSite, FleetWorld
+    from greentrain.simulator.grids import check_bases, recorded_grid, typical_year
+    from greentrain.types import S_PER_HOUR
+    from greentrain.utils.validation import bound
+
+    bound("--cap", cap, 0.0, math.inf) if cap != math.inf else None
+    grids = [recorded_grid(text).trace for text in trace or []]
+    grids += [typical_year(zone.strip()).trace for zone in zones.split(",") if zone.strip()]
+    if not grids:
+        raise ConfigError("no grid is named: say --trace FILE or --zones US-CAL-CISO")
+    check_bases([(grid.name, str(grid.basis), grid.accounting) for grid in grids])
+    each = gpus // len(grids)
+    if jobs is None:
+        work = Workload.drawn(
+            count=count, days=days, gpus=gpus, load=load, seed=seed, widest=min(512, max(each // 4, 1))
+        )
+    else:
+        work = Workload.read(jobs)
+    if errors:
+        work = work.with_errors(errors, seed)
+    if out is not None:
+        work.write(out)
+    names = policy or list(NAMED)
+    policies = [open_policy(name) for name in names]
+    world = FleetWorld(
+        sites=tuple(FleetSite(grid=grid, cap_w=cap * each * GPU_W) for grid in grids),
+        pools=tuple(FleetPool(name=grid.name, site=i, gpus=each) for i, grid in enumerate(grids)),
+        work=work,
+        start_unix_s=max(grid.start_unix_s for grid in grids) + start_day * 24 * S_PER_HOUR,
+        forecaster=None if known else profile_forecast,
+        events=[_event(text, i) for text in respond or [] for i in range(len(grids))],
+        failures=Failures(seed=seed) if failures else None,
+        step_s=step_s,
+    )
+    with progress("simulating", quiet=as_json) as told:
+        runs = []
+        for number, made in enumerate(policies):
+            runs.append(world.run(made))
+            told(number + 1, len(policies))
+    result = FleetResult(world=world, runs=runs)
+    if as_json:
+        typer.echo(json.dumps(result.to_dict(), indent=1, allow_nan=False))
+        return
+    console(highlight=False).print(render(result))
+
+
+def _event(text: str, site: int) -> "Event":
+    from greentrain.simulator.cluster.world import Event
+    from greentrain.types import S_PER_HOUR
+
+    try:
+        from_h, until_h, share = (float(word) for word in text.split(","))
+        if not (0 <= from_h < until_h and 0 <= share <= 1):
+            raise ValueError
+    except ValueError:
+        raise ConfigError(
+            f"--respond {text!r} is no FROM_H,UNTIL_H,SHARE with 0 <= FROM_H < UNTIL_H and a share from 0 to 1, as in"
+            " 40,44,0.7"
+        ) from None
+    return Event(from_s=from_h * S_PER_HOUR, until_s=until_h * S_PER_HOUR, cap_share=share, site=site)
