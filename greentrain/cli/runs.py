@@ -74,10 +74,29 @@ def report(
     cache: Annotated[
         Path | None, typer.Option(help="With --all: file of what was read; in your cache folder by default.")
     ] = None,
+    standard: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Of one run: write annex-xi, sci-ai or scope2-hourly into its folder, from its raw journals.",
+            autocompletion=complete.some_of("annex-xi", "sci-ai", "scope2-hourly"),
+        ),
+    ] = None,
+    contracts: Annotated[
+        Path | None, typer.Option(help="With --standard scope2-hourly: CSV of the hourly certificates of this run.")
+    ] = None,
 ) -> None:
     """Print a run's table and write report.html, summary.json, emissions.csv, model_card.yaml and boamps.json."""
     if (root is None) == (not runs):
         raise typer.BadParameter("give run folders, or --all with a folder that holds them")
+    if standard or contracts is not None:
+        if runs is None or len(runs) != 1 or (contracts is not None and "scope2-hourly" not in (standard or ())):
+            raise typer.BadParameter("--standard is for one run folder, and --contracts for --standard scope2-hourly")
+        from greentrain.report.standards import write_standard
+
+        for name in standard or ():
+            path = write_standard(runs[0], name, contracts if name == "scope2-hourly" else None)
+            typer.echo(f"{name}: {one_line(str(path))}")
+        return
     if root is None:
         if any(option is not None for option in (by, since, until, where or None, export, export_totals, cache)):
             raise typer.BadParameter(

@@ -6,7 +6,9 @@ from a change. The checksum is SHA-256 of the canonical form (RFC 8785) of the d
 ``signature``; the signature is HMAC-SHA256 (RFC 2104) of the same bytes.
 
 ``read_document`` checks the shape of a document before anything in it is believed. ``verify`` checks whether it is as
-it was written, whether the files are as they were, and whether the totals follow from them.
+it was written, whether the files are as they were, and whether the totals, and the files of the standards, follow from
+them. One changed byte is named with what it was: beside its hash a file has the sum of its bytes and the sum of each
+times its place (modulo a prime), whose differences are the change and the change times the place; the hash proves it.
 
 ``canonical`` writes JSON in one way only, so that equal documents have equal bytes: RFC 8785, JSON Canonicalization
 Scheme (June 2020). Keys are sorted by their UTF-16 code units, there is no space, and numbers are as in ECMAScript
@@ -14,6 +16,7 @@ Scheme (June 2020). Keys are sorted by their UTF-16 code units, there is no spac
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import hmac
 import json
@@ -34,6 +37,7 @@ from greentrain.ledger.journal import RUN_JSON, lines_of, open_regular, read_obj
 from greentrain.report.fleet.find import CopyCandidate, below, copies, find_runs, is_raw
 from greentrain.report.fleet.reading import RunReading, read_folder
 from greentrain.report.fleet.row import RunRow, clean
+from greentrain.report.standards import CONTRACTS, FILES, first_difference
 from greentrain.utils.version import __version__
 
 EXACT: Final = 2**53
@@ -122,6 +126,44 @@ class RawFile:
     name: str
     size_bytes: int
     sha256: str
+    byte_sums: str
+    """As ``ByteSums`` prints them."""
+
+
+_PRIME: Final = 2**61 - 1
+"""A Mersenne prime above the size of any file."""
+
+
+class ByteSums:
+    """The sum of the bytes of a file, and the sum of each times its place, by which a change of one byte is found."""
+
+    def __init__(self) -> None:
+        self._size, self._sum, self._placed = 0, 0, 0
+
+    def update(self, part: bytes) -> None:
+        """Take in the next bytes."""
+        import numpy as np
+
+        values = np.frombuffer(part, np.uint8).astype(np.int64)
+        total = int(values.sum())
+        self._placed += total * (self._size + 1) + int(values @ np.arange(len(part)))
+        self._sum, self._size = self._sum + total, self._size + len(part)
+
+    def __str__(self) -> str:
+        return f"{self._sum:x}:{self._placed % _PRIME:x}"
+
+    def changed(self, before: str) -> tuple[int, int] | None:
+        """Return where one byte has changed, and by how much, since these sums were ``before``; None if not one alone.
+
+        Raises:
+            ValueError: ``before`` holds no sums.
+        """
+        was, placed = (int(text, 16) for text in before.split(":"))
+        by = self._sum - was
+        if by == 0 or abs(by) > 255:
+            return None
+        at = (self._placed - placed) * pow(by, -1, _PRIME) % _PRIME - 1
+        return (at, by) if at < self._size else None
 
 
 class HashedFiles:
@@ -145,15 +187,16 @@ class HashedFiles:
             OSError: It cannot be read.
         """
         left = None if self._most is None else self._most.get(path.name, 0)
-        digest, size = hashlib.sha256(), 0
+        digest, sums, size = hashlib.sha256(), ByteSums(), 0
         for line in lines_of(path):
             part = line if left is None else line[: left - size]
             if not part:
                 break
             digest.update(part)
+            sums.update(part)
             size += len(part)
             yield part
-        self.files[path.name] = RawFile(name=path.name, size_bytes=size, sha256=digest.hexdigest())
+        self.files[path.name] = RawFile(name=path.name, size_bytes=size, sha256=digest.hexdigest(), byte_sums=str(sums))
 
     def read(self, folder: Path) -> RunReading:
         """Read a run folder, and to their ends also the raw files that a fault in it kept from being read.
@@ -193,6 +236,7 @@ def audit(root: Path, progress: Callable[[int], None] | None = None) -> dict[str
         else:
             why = found.error or ""
         runs.append(_run(found.folder, folder, reading, reader, why))
+        runs[-1]["derived"] = _derived(found.folder)
         if reading is not None and reading.row.error is None:
             candidates.append(_candidate(folder, reading))
         if progress is not None:
@@ -283,11 +327,21 @@ def _run(folder: Path, name: str, reading: RunReading | None, reader: HashedFile
     return {
         "folder": name,
         "run_id": row.run_id,
-        "files": [{"name": f.name, "size_bytes": f.size_bytes, "sha256": f.sha256} for f in files],
+        "files": [dataclasses.asdict(file) for file in files],
         "run_json_fields": fields_of(folder),
         "totals": figures(row),
         "error": row.error,
     }
+
+
+def _derived(folder: Path) -> list[dict[str, Any]]:
+    """Return size, hash and sums of the files of the standards, and of the certificates that they are made of."""
+    reader = HashedFiles()
+    for name in sorted((*FILES.values(), CONTRACTS)):
+        with contextlib.suppress(OSError, RunFolderError):
+            for _ in reader.lines(folder / name):
+                pass
+    return [dataclasses.asdict(file) for file in reader.files.values()]
 
 
 def _exact(value: float | int | None) -> float | int | None:
@@ -312,6 +366,7 @@ def _signed_bytes(document: Mapping[str, Any]) -> bytes:
 
 
 _NAME: Final = re.compile(r"run\.json|rank-[^/\\\0]*\.jsonl")
+_SUMS: Final = re.compile(r"[0-9a-f]+:[0-9a-f]+")
 
 
 def read_document(path: Path) -> dict[str, Any]:
@@ -362,8 +417,10 @@ def _check_run(run: Mapping[str, Any]) -> None:
     if not all(isinstance(run[key], str | None) for key in ("error", "duplicate_of")):
         raise TypeError(f"run {run['folder']!r}: error or duplicate_of is no text")
     _check_totals(run["totals"])
-    for file in run["files"]:
-        if not _NAME.fullmatch(file["name"]) or not isinstance(file["sha256"], str):
+    derived = run.get("derived", [])  # of an earlier version: neither these nor sums
+    for file in (*run["files"], *derived):
+        known = file["name"] in (*FILES.values(), CONTRACTS) if file in derived else _NAME.fullmatch(file["name"])
+        if not known or not isinstance(file["sha256"], str) or not _SUMS.fullmatch(file.get("byte_sums", "0:0")):
             raise ValueError(f"{file['name']!r} is no raw file of a run")
         if not isinstance(file["size_bytes"], int):
             raise TypeError(f"the size of {file['name']} is no number of bytes")
@@ -479,7 +536,7 @@ def _of_run(run: Mapping[str, Any], folder: Path) -> Iterator[AuditFinding]:
     if not folder.is_dir():
         yield AuditFinding(FindingKind.DIFFERS, name, "the folder is gone")
         return
-    sizes = {}
+    sizes, grown = {}, False
     for file in run["files"]:
         place = str(PurePosixPath(name) / file["name"])
         sizes[file["name"]] = file["size_bytes"]
@@ -488,13 +545,16 @@ def _of_run(run: Mapping[str, Any], folder: Path) -> Iterator[AuditFinding]:
         else:
             finding = _of_journal(file, folder / file["name"])
         if finding is not None:
+            grown = grown or finding[0] is FindingKind.GROWN
             yield AuditFinding(finding[0], place, finding[1])
     for path in sorted(folder.iterdir()):
         if is_raw(path.name) and path.name not in sizes:
+            grown = True
             yield AuditFinding(FindingKind.GROWN, str(PurePosixPath(name) / clean(path.name)), "a new file")
     if run["error"] is not None:
         yield AuditFinding(FindingKind.NOTE, name, f"no totals: at the audit it was broken: {run['error']}")
         return
+    yield from _of_derived(run.get("derived", []), name, folder, grown=grown)
     if (folder / RUN_JSON).exists() and RUN_JSON in sizes:
         sizes[RUN_JSON] = (folder / RUN_JSON).stat().st_size
     row = HashedFiles(sizes).read(folder).row
@@ -504,9 +564,27 @@ def _of_run(run: Mapping[str, Any], folder: Path) -> Iterator[AuditFinding]:
         yield from _unequal(name, run["totals"], figures(row), "the files")
 
 
+def _of_derived(files: Sequence[Mapping[str, Any]], name: str, folder: Path, *, grown: bool) -> Iterator[AuditFinding]:
+    for file in files:
+        place = str(PurePosixPath(name) / file["name"])
+        finding = _of_journal(file, folder / file["name"])
+        standard = next((key for key, of in FILES.items() if of == file["name"]), None)
+        wrong = None
+        if standard is not None and (folder / file["name"]).is_file():
+            wrong = first_difference(folder, standard)
+        if wrong is not None and finding is None and grown:
+            yield AuditFinding(FindingKind.NOTE, place, "older than its journals, which have grown: write it again")
+        elif wrong is not None:
+            yield AuditFinding(FindingKind.DIFFERS, place, wrong)
+        if finding is not None:  # written again since, of more journal, it differs from the audited one and is right
+            kind = FindingKind.GROWN if standard is not None and wrong is None else FindingKind.DIFFERS
+            gone = not (folder / file["name"]).exists()
+            yield AuditFinding(FindingKind.DIFFERS if gone else kind, place, finding[1])
+
+
 def _of_journal(file: Mapping[str, Any], path: Path) -> tuple[FindingKind, str] | None:
     try:
-        size, digest = _hash(path, file["size_bytes"])
+        size, digest, sums = _hash(path, file["size_bytes"])
     except FileNotFoundError:
         return FindingKind.DIFFERS, "the file is gone"
     except OSError as error:
@@ -516,7 +594,8 @@ def _of_journal(file: Mapping[str, Any], path: Path) -> tuple[FindingKind, str] 
     if size < file["size_bytes"]:
         return FindingKind.DIFFERS, f"the file is {file['size_bytes'] - size} bytes shorter"
     if digest != file["sha256"]:
-        return FindingKind.DIFFERS, f"the first {file['size_bytes']} bytes, which were audited, have changed"
+        where = _where(file, path, sums)
+        return FindingKind.DIFFERS, f"the first {file['size_bytes']} bytes, which were audited, have changed{where}"
     if size > file["size_bytes"]:
         return FindingKind.GROWN, f"{size - file['size_bytes']} bytes were appended; those before are as audited"
     return None
@@ -532,19 +611,36 @@ def _of_run_json(
     learned = {key for key, digest in fields.items() if digest == _NULL and now.get(key, _NULL) != _NULL}
     changed = sorted(key for key in fields.keys() - learned if now.get(key, "") != fields[key])
     if changed:
-        return FindingKind.DIFFERS, f"changed or gone: {', '.join(changed)}"
+        return FindingKind.DIFFERS, f"changed or gone: {', '.join(changed)}{finding[1].partition('have changed')[2]}"
     added = sorted((now.keys() - fields.keys()) | learned)
     return FindingKind.GROWN, f"written again, with {', '.join(added) or 'no new field'}; what was audited is the same"
 
 
-def _hash(path: Path, most_bytes: int) -> tuple[int, str]:
-    """Return the size of a file, and the SHA-256 of its first bytes."""
-    digest, left = hashlib.sha256(), most_bytes
+def _where(file: Mapping[str, Any], path: Path, sums: ByteSums) -> str:
+    """Return which byte has changed, if it is one alone and the hash with what it was is the audited one."""
+    found = sums.changed(file["byte_sums"]) if "byte_sums" in file else None
+    if found is None:
+        return ""
+    with open_regular(path) as opened:
+        head = opened.read(found[0] + 1)
+    was = head[-1] - found[1]
+    if not 0 <= was <= 255 or _hash(path, file["size_bytes"], (found[0], was))[1] != file["sha256"]:
+        return ""
+    line, column = head[:-1].count(b"\n") + 1, len(head) - 1 - (head[:-1].rfind(b"\n") + 1) + 1
+    return f": in line {line}, byte {column} is {chr(head[-1])!a} and was {chr(was)!a}"
+
+
+def _hash(path: Path, most_bytes: int, put: tuple[int, int] | None = None) -> tuple[int, str, ByteSums]:
+    """Return the size of a file, and the SHA-256 and sums of its first bytes, with one byte put in if asked."""
+    digest, sums, done = hashlib.sha256(), ByteSums(), 0
     with open_regular(path) as file:
-        while left > 0 and (part := file.read(min(left, _CHUNK))):
+        while done < most_bytes and (part := file.read(min(most_bytes - done, _CHUNK))):
+            if put is not None and 0 <= put[0] - done < len(part):
+                part = part[: put[0] - done] + bytes([put[1]]) + part[put[0] - done + 1 :]
             digest.update(part)
-            left -= len(part)
-        return path.stat().st_size, digest.hexdigest()
+            sums.update(part)
+            done += len(part)
+        return path.stat().st_size, digest.hexdigest(), sums
 
 
 def _unequal(

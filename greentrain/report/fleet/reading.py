@@ -60,7 +60,7 @@ class RunCells:
         self.work: dict[tuple[int | None, str | None], WorkDone] = {}
 
     def add(self, books: RankBooks) -> None:
-        """Add a rank whose entries were split ``by_day_and_zone``."""
+        """Add a rank whose entries were split ``by_span_and_zone``."""
         for (day, zone), sums in books.groups.items():
             self._add(day, zone, sums, books.sensors)
             work = self._work((day, zone))
@@ -125,26 +125,29 @@ class RunCells:
         return self.work.setdefault(key, WorkDone())
 
 
-def by_day_and_zone(entry: Mapping[str, Any]) -> Iterator[tuple[tuple[int, str | None], Mapping[str, Any]]]:
-    """Yield an entry with its UTC day and zone; of one over midnight, the parts by the time on each side of it.
+def by_span_and_zone(
+    entry: Mapping[str, Any], span_s: int = DAY_S
+) -> Iterator[tuple[tuple[int, str | None], Mapping[str, Any]]]:
+    """Yield an entry with its UTC day (or hour) and zone; of one over midnight, the parts by the time on each side.
 
     Steps and gears, which are whole, stay with the first part, and tokens and samples are rounded so that they add up.
 
     Args:
         entry: The record as the journal has it.
+        span_s: Length of a span, of which the n-th starts n times as long after 1970-01-01: a day's or an hour's (s).
 
     Raises:
         ValueError: Its interval is in no calendar, or longer than a century.
     """
     zone = entry["carbon"]["zone"] or None
-    days = list(_days(entry["t0"], entry["t1"]))
+    days = list(_spans(entry["t0"], entry["t1"], span_s))
     if len(days) == 1:
         yield (days[0][0], zone), entry
         return
-    span_s, whole = entry["t1"] - entry["t0"], {name: entry[name] for name in ("tokens", "samples")}
+    long_s, whole = entry["t1"] - entry["t0"], {name: entry[name] for name in ("tokens", "samples")}
     upto, told = 0.0, dict.fromkeys(whole, 0)
     for place, (day, share) in enumerate(days):
-        t0_s = entry["t0"] + span_s * upto
+        t0_s = entry["t0"] + long_s * upto
         upto = 1.0 if place == len(days) - 1 else min(upto + share, 1.0)
         counts = {name: round(upto * count) - told[name] for name, count in whole.items()}
         told = {name: told[name] + count for name, count in counts.items()}
@@ -152,7 +155,7 @@ def by_day_and_zone(entry: Mapping[str, Any]) -> Iterator[tuple[tuple[int, str |
             **entry,
             **counts,
             "t0": t0_s,
-            "t1": t0_s + span_s * share,
+            "t1": t0_s + long_s * share,
             "devices": {
                 uid: {**device, "j": device["j"] * share, "missing_s": device["missing_s"] * share, "phases": {}}
                 for uid, device in entry["devices"].items()
@@ -165,7 +168,7 @@ def by_day_and_zone(entry: Mapping[str, Any]) -> Iterator[tuple[tuple[int, str |
 
 
 class _BoundedSplit:
-    """``by_day_and_zone`` for one run: its long intervals have no more days together than one may have alone."""
+    """``by_span_and_zone`` for one run: its long intervals have no more days together than one may have alone."""
 
     def __init__(self) -> None:
         self._whole_days = 0
@@ -174,24 +177,24 @@ class _BoundedSplit:
         self._whole_days += max(int(entry["t1"] // DAY_S) - int(entry["t0"] // DAY_S) - 1, 0)
         if self._whole_days > _MOST_DAYS:
             raise ValueError("its intervals are longer than a century together")
-        return by_day_and_zone(entry)
+        return by_span_and_zone(entry)
 
 
-def _days(t0_unix_s: float, t1_unix_s: float) -> Iterator[tuple[int, float]]:
-    """Yield the UTC days of an interval with its share on each; the shares add up to 1.
+def _spans(t0_unix_s: float, t1_unix_s: float, each_s: int) -> Iterator[tuple[int, float]]:
+    """Yield the UTC days, or hours, of an interval with its share on each; the shares add up to 1.
 
     Raises:
         ValueError: It is in no calendar, or longer than a century.
     """
-    first, last = int(t0_unix_s // DAY_S), int(t1_unix_s // DAY_S)
-    if not _DAYS[0] <= first <= last + 1 <= _DAYS[1] or last - first > _MOST_DAYS:
+    first, last = int(t0_unix_s // each_s), int(t1_unix_s // each_s)
+    if not _DAYS[0] * DAY_S <= first * each_s <= (last + 1) * each_s <= LAST_S or last - first > _MOST_DAYS:
         raise ValueError(f"an interval from {t0_unix_s:g} to {t1_unix_s:g} s after 1970-01-01 cannot be")
-    if t1_unix_s <= t0_unix_s or last == first or t1_unix_s == last * DAY_S == (first + 1) * DAY_S:
+    if t1_unix_s <= t0_unix_s or last == first or t1_unix_s == last * each_s == (first + 1) * each_s:
         yield first, 1.0
         return
     begin_s, span_s = t0_unix_s, t1_unix_s - t0_unix_s
     for day in range(first, last + 1):
-        end_s = min((day + 1) * DAY_S, t1_unix_s)
+        end_s = min((day + 1) * each_s, t1_unix_s)
         if end_s > begin_s:
             yield day, (end_s - begin_s) / span_s
         begin_s = end_s

@@ -63,7 +63,12 @@ def test_one_byte_of_a_journal(runs: Path) -> None:
     data = path.read_bytes()
     path.write_bytes(data.replace(b'"j":3200.0', b'"j":9200.0', 1))
     differs = _differs(document, runs)
-    assert differs["deep/four/rank-00002.jsonl"] == [f"the first {len(data)} bytes, which were audited, have changed"]
+    at = data.index(b'"j":3200.0') + 4
+    line, column = data.count(b"\n", 0, at) + 1, at - data.rfind(b"\n", 0, at)
+    assert differs["deep/four/rank-00002.jsonl"] == [
+        f"the first {len(data)} bytes, which were audited, have changed:"
+        f" in line {line}, byte {column} is '9' and was '3'"
+    ]
     assert "energy_j is 157200.0 in the document and 163200.0 from the files" in differs["deep/four"]
     assert set(differs) == {"deep/four/rank-00002.jsonl", "deep/four"}
 
@@ -75,7 +80,11 @@ def test_every_byte_counts(tmp_path: Path) -> None:
     data = journal.read_bytes()
     for at in range(0, len(data), 97):
         journal.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
-        assert "rank-00000.jsonl" in _differs(document, path), at
+        (text, *_) = _differs(document, path)["rank-00000.jsonl"]
+        line, column = data.count(b"\n", 0, at) + 1, at - data.rfind(b"\n", 0, at)
+        assert f"in line {line}, byte {column} is " in text and text.endswith(f"and was {chr(data[at])!a}"), (at, text)
+    journal.write_bytes(data.replace(b"GPU", b"gPU", 1).replace(b"forward", b"Forward", 1))  # two at once
+    assert _differs(document, path)["rank-00000.jsonl"][0].endswith("have changed")
     journal.write_bytes(data)
     assert not _differs(document, path)
 
