@@ -48,8 +48,8 @@ def test_the_commands_and_options_are_these() -> None:
         "doctor": ["--config", "--json", "-c"],
         "measure": ["--config", "--name", "--summary", "-c"],
         "report": [
-            "--all", "--by", "--cache", "--export", "--export-totals", "--json", "--since", "--until", "--where",
-            "runs",
+            "--all", "--by", "--cache", "--contracts", "--export", "--export-totals", "--json", "--since", "--standard",
+            "--until", "--where", "runs",
         ],
         "compare": ["--json", "--margin", "--metric", "--pair", "--values", "runs"],
         "audit": ["--json", "--key-file", "--verify", "--write", "root"],
