@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from greentrain.cli import config as cli_config
-from greentrain.cli import estimate, fleet, fpga, launch, rlhf, runs, schedule, serve, ui
+from greentrain.cli import daemon, estimate, fleet, fpga, launch, rlhf, runs, schedule, serve, ui
 from greentrain.cli.terminal import (
     WRONG_INPUT,
     Commands,
@@ -87,6 +87,7 @@ def doctor(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     from greentrain.carbon.detect import open_signal
     from greentrain.config.schema import GreenConfig
     from greentrain.control.actuators.power_cap import survey_caps
+    from greentrain.power.daemon_client import survey_daemon
     from greentrain.power.detect import survey
 
     settings = GreenConfig.load(config)
@@ -97,7 +98,7 @@ def doctor(config: ConfigOption = None, as_json: JsonOption = False) -> None:
         signal_facts["error"] = f"{settings.carbon.relative_error:.1%} (carbon.relative_error)"
     if as_json:
         sensors = [dataclasses.asdict(f) for f in findings]
-        told = {"sensors": sensors, "carbon": signal_facts, "caps": list(survey_caps()), "ticks": ticks}
+        told = {"sensors": sensors, "carbon": signal_facts, "caps": [*survey_caps(), survey_daemon()], "ticks": ticks}
         typer.echo(json.dumps(told, indent=1))
         return
     from rich.markup import escape
@@ -114,7 +115,7 @@ def doctor(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     out.print(table)
     place = ", ".join(f"{key} {value}" for key, value in signal_facts.items() if key != "terms")
     out.print(f"Carbon intensity: {place}", highlight=False, markup=False)
-    for line in (*survey_caps(), *(f"In the last run: {device['text']}" for device in ticks)):
+    for line in (*survey_caps(), survey_daemon(), *(f"In the last run: {device['text']}" for device in ticks)):
         out.print(line, highlight=False, markup=False)
 
 
@@ -202,6 +203,7 @@ app.add_typer(fleet.app)
 app.add_typer(fpga.app)
 app.add_typer(rlhf.app)
 app.command()(serve.serve)
+app.command()(daemon.daemon)
 
 
 def _measuring(settings: "GreenConfig", children: "list[subprocess.Popen[bytes]]") -> "GreenSession | None":

@@ -130,6 +130,8 @@ class ActuatorsConfig:
     """None: clocks are left alone."""
     width: WidthConfig | None = None
     """None: as many ranks as there are."""
+    daemon: Annotated[str, Choice(("auto", "off"))] = "auto"
+    """``auto``: ``greentrain daemon`` sets what this process may not, where it runs; ``off``: it is not asked."""
 
     def __post_init__(self) -> None:
         check_fields(self, "actuators")

@@ -85,7 +85,7 @@ class GpuLimits:
                 "actuators.power_cap and actuators.clocks are set, but the guardian that puts limits back needs Linux:"
                 " leave both out on Windows"
             )
-        one = guardian.Guardian()
+        one = guardian.Guardian(ask_daemon=config.daemon == "auto")
         cap, limit, control = None, None, None
         if config.power_cap is not None:
             cap = power_cap.open_power_cap(config.power_cap, topology, warn, guardian=one)

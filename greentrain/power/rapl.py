@@ -8,15 +8,18 @@ are closer together than one turn of the counter; no process has to watch it.
 
 import contextlib
 import dataclasses
+import functools
+import math
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from greentrain.errors import MeterError
 from greentrain.power.cpu_model import cpu_field, find_tdp
+from greentrain.power.daemon_client import DaemonClient, find_daemon
 from greentrain.types import Device, DeviceKind, PowerSample, Provenance, Sensor
 from greentrain.utils.clock import Clock, SystemClock
 
@@ -36,11 +39,15 @@ PPT_PER_TDP: Final = 1.35
 """Most that an AMD package draws, of its TDP, as its own limiter holds it: AMD on the sockets of Zen, 2022-05-26
 (https://www.tomshardware.com/news/amd-corrects-socket-am5-for-ryzen-7000-power-specs-230w-peak-power-170w-tdp). Its
 counters state no limit in the tree, as Intel's do."""
+DAEMON_S: Final = 0.1
+"""How often the daemon is asked (s): each reading is a message, and how many a user may send is bounded."""
+DENIED: Final = "permission denied"
 REMEDY: Final = (
     "Linux lets only root read RAPL since 5.10 because of CVE-2020-8694 (power side channel). Ask an administrator"
     " for: sudo groupadd -f rapl; sudo usermod -aG rapl $USER; sudo chgrp rapl {root}/*/energy_uj; sudo chmod 0440"
     ' {root}/*/energy_uj, and to keep it after a reboot the udev rule SUBSYSTEM=="powercap",'
-    ' KERNEL=="intel-rapl:*", RUN+="/bin/chgrp rapl /sys%p/energy_uj", RUN+="/bin/chmod 0440 /sys%p/energy_uj"'
+    ' KERNEL=="intel-rapl:*", RUN+="/bin/chgrp rapl /sys%p/energy_uj", RUN+="/bin/chmod 0440 /sys%p/energy_uj";'
+    " or for greentrain daemon, which reads it for those in its list"
 )
 """https://www.intel.com/content/www/us/en/developer/articles/technical/software-security-guidance/advisory-guidance/running-average-power-limit-energy-reporting.html
 (read 2026-11-21)."""
@@ -64,10 +71,16 @@ class RaplZone:
     """Most that the processor lets itself draw (W); None where it states none."""
     problem: str = ""
     """Why the counter cannot be read and what to do; empty if it can."""
+    daemon_j: Callable[[], float] | None = None
+    """Asks ``greentrain daemon`` for its joules, where this process may not read the file."""
 
 
-def find_zones(root: str | Path = ROOT) -> tuple[RaplZone, ...]:
+def find_zones(root: str | Path = ROOT, *, ask_daemon: bool = True) -> tuple[RaplZone, ...]:
     """Return the package and DRAM counters of a powercap tree, also those that cannot be read.
+
+    Args:
+        root: The powercap tree.
+        ask_daemon: Let ``greentrain daemon`` read what this process may not.
 
     ``psys`` holds the packages once more, ``core`` and ``uncore`` are parts of them, and ``intel-rapl-mmio`` is a
     second window on the same counters: all are left out.
@@ -90,7 +103,18 @@ def find_zones(root: str | Path = ROOT) -> tuple[RaplZone, ...]:
             if _text(sub / "name") == "dram":
                 memory = _zone(sub, f"rapl:dram-{package}", DeviceKind.DRAM, f"DRAM of package {package}", root)
                 zones.setdefault(memory.device.uid, memory)
-    return tuple(zones.values())
+    daemon = find_daemon() if ask_daemon and any(DENIED in zone.problem for zone in zones.values()) else None
+    if daemon is None:
+        return tuple(zones.values())
+    return tuple(_by_daemon(zone, daemon) if DENIED in zone.problem else zone for zone in zones.values())
+
+
+def _by_daemon(zone: RaplZone, daemon: DaemonClient) -> RaplZone:
+    package, kind = zone.device.uid.rpartition("-")[2], "cpu" if zone.device.kind is DeviceKind.CPU else "dram"
+    if package not in daemon.cpus or (kind == "dram" and not daemon.cpus[package]):
+        return zone
+    read_j = functools.partial(daemon.energy_j, package, kind)
+    return dataclasses.replace(zone, problem="", range_j=math.inf, daemon_j=read_j)
 
 
 class RaplMeter:
@@ -102,6 +126,7 @@ class RaplMeter:
         kinds: Kinds of device whose counters are opened.
         cpuinfo: File of the processors' names, by which AMD's limits are known.
         clock: Time.
+        ask_daemon: Let ``greentrain daemon`` read what this process may not.
 
     Raises:
         MeterError: There is no counter or, if ``strict``, one cannot be read; names the file and the remedy.
@@ -115,9 +140,10 @@ class RaplMeter:
         kinds: Collection[DeviceKind] = (DeviceKind.CPU, DeviceKind.DRAM),
         cpuinfo: str | Path = "/proc/cpuinfo",
         clock: Clock | None = None,
+        ask_daemon: bool = True,
     ) -> None:
         self._clock = clock or SystemClock()
-        zones = [zone for zone in find_zones(root) if zone.device.kind in kinds]
+        zones = [zone for zone in find_zones(root, ask_daemon=ask_daemon) if zone.device.kind in kinds]
         if not zones:
             raise MeterError(
                 f"no RAPL counter under {root}: virtual machines, containers that hide /sys/class/powercap, CPUs that"
@@ -178,9 +204,7 @@ class _Counter:
         if self._zone.problem or self._closed:
             return PowerSample(device_uid=uid, t_s=t_s, note=self._zone.problem or "the meter is closed")
         try:
-            if self._fd < 0:
-                self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-            raw_j = int(os.pread(self._fd, 32, 0)) / UJ_PER_J
+            raw_j = self._file_j() if self._zone.daemon_j is None else self._zone.daemon_j()
         except (OSError, ValueError) as error:
             self._drop()
             return PowerSample(device_uid=uid, t_s=t_s, note=f"cannot read {self._path}: {error}")
@@ -188,6 +212,11 @@ class _Counter:
         if note:
             return PowerSample(device_uid=uid, t_s=t_s, note=note)
         return PowerSample(device_uid=uid, t_s=t_s, energy_j=self._total_j)
+
+    def _file_j(self) -> float:
+        if self._fd < 0:
+            self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        return int(os.pread(self._fd, 32, 0)) / UJ_PER_J
 
     def _advance(self, raw_j: float, t_s: float) -> str:
         last_j, gap_s = self._raw_j, t_s - self._t_s
@@ -218,14 +247,16 @@ class _Counter:
 def _sensor(zone: RaplZone, safe_gap_s: float) -> Sensor:
     kind = zone.device.kind
     note = zone.problem or (
-        f"All processes of the machine. Wraps every {zone.range_j:.0f} J: read it at least every {safe_gap_s:.0f} s"
-        f" (at {MAX_ZONE_W:.0f} W)"
+        "All processes of the machine, read by greentrain daemon"
+        if zone.daemon_j is not None
+        else f"All processes of the machine. Wraps every {zone.range_j:.0f} J: read it at least every"
+        f" {safe_gap_s:.0f} s (at {MAX_ZONE_W:.0f} W)"
     )
     return Sensor(
         device=zone.device,
         provenance=Provenance.MISSING if zone.problem else Provenance.MEASURED,
         method="RAPL package" if kind is DeviceKind.CPU else "RAPL dram",
-        period_s=0.01,
+        period_s=0.01 if zone.daemon_j is None else DAEMON_S,
         tick_s=None if zone.problem else TICK_S,
         uncertainty=None if zone.problem else UNCERTAINTY[kind],
         limit_w=zone.limit_w,
@@ -245,7 +276,7 @@ def _zone(path: Path, uid: str, kind: DeviceKind, name: str, root: Path) -> Rapl
         if range_j <= 0:
             problem = f"{file} says {range_j:g}; the counter's range must be positive"
     except PermissionError:
-        problem = f"cannot read {file}: permission denied. {REMEDY.format(root=root)}"
+        problem = f"cannot read {file}: {DENIED}. {REMEDY.format(root=root)}"
     except (OSError, ValueError) as error:
         problem = f"cannot read {file}: {error}"
     return RaplZone(path=path, device=device, range_j=range_j, limit_w=_limit_w(path), problem=problem)

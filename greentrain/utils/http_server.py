@@ -115,6 +115,8 @@ def listen_checked(host: str, port: int, *, has_token: bool, option: str = "") -
 
 def url_of(listener: socket.socket) -> str:
     """Return where a socket listens, without a slash at the end."""
+    if isinstance(listener.getsockname(), str):
+        return f"unix:{listener.getsockname()}"
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -282,6 +284,8 @@ class HttpRequest:
     """Bytes of the body; None: the client does not say."""
     read: Callable[[int], bytes]
     """Reads up to so many bytes of the body, or raises OSError."""
+    connection: socket.socket | None = None
+    """Where it came from."""
 
     @property
     def raw_headers(self) -> list[tuple[bytes, bytes]]:
@@ -310,6 +314,7 @@ class ThreadHost:
         slowest_bytes_per_s: Least speed of a body (bytes/s); a slower one is given up, after ``receive_s``.
         keeps_open: A client may send several requests over one connection.
         drain_s: Time that answers under way get at the end (s).
+        admits: Function from a new connection, and those that are open, to whether it is taken; None: all are.
     """
 
     def __init__(
@@ -323,9 +328,11 @@ class ThreadHost:
         slowest_bytes_per_s: float = 1e5,
         keeps_open: bool = True,
         drain_s: float = 2.0,
+        admits: Callable[[socket.socket, list[socket.socket]], bool] | None = None,
     ) -> None:
         self.url = url_of(listener)
-        self.port = int(listener.getsockname()[1])
+        self.port = 0 if self.url.startswith("unix:") else int(listener.getsockname()[1])
+        self._admits = admits
         self.answer = answer
         self.limits = limits
         self.slowest_bytes_per_s = slowest_bytes_per_s
@@ -376,6 +383,11 @@ class ThreadHost:
                 if self._closed or self._listener.fileno() < 0:
                     return
                 time.sleep(_TURN_S)  # no file can be opened for now, say
+                continue
+            with self._lock:
+                others = list(self._open)
+            if self._admits is not None and not self._admits(connection, others):
+                connection.close()
                 continue
             thread = threading.Thread(target=self._serve, args=(connection,), name=f"{self._name}-connection")
             thread.daemon = True
@@ -472,11 +484,12 @@ class _RequestHandler(BaseHTTPRequestHandler):
 
     server_version = "greentrain"
     sys_version = ""
-    disable_nagle_algorithm = True
     server: ThreadHost  # type: ignore[assignment]
 
     def setup(self) -> None:
         super().setup()
+        if not self.server.url.startswith("unix:"):
+            self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
         self.protocol_version = "HTTP/1.1" if self.server.keeps_open else "HTTP/1.0"
         self.rfile.close()
         self._incoming = _Incoming(self.connection, self.server.limits)
@@ -502,6 +515,7 @@ class _RequestHandler(BaseHTTPRequestHandler):
                 headers={name.lower(): value for name, value in self.headers.items()},
                 length=length,
                 read=self._read,
+                connection=self.connection,
             )
         )
         self.connection.settimeout(limits.send_s)

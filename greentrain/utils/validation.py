@@ -256,7 +256,7 @@ def _convert_leaf(hint: Any, value: Any, key: str) -> Any:
         return value
     if origin is tuple and isinstance(value, (list, tuple)):
         inner = typing.get_args(hint)[0]
-        return tuple(_convert_leaf(inner, item, f"{key}[{i}]") for i, item in enumerate(value))
+        return tuple(_convert(inner, item, f"{key}[{i}]") for i, item in enumerate(value))
     if origin is Mapping and isinstance(value, Mapping):
         item = typing.get_args(hint)[1]
         return {str(k): _convert_leaf(item, v, f"{key}[{k!r}]") for k, v in value.items()}

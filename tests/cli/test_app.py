@@ -67,6 +67,7 @@ def test_the_commands_and_options_are_these() -> None:
             "--actions", "--config", "--deadline", "--grams", "--json", "--picture", "--start", "--tokens", "--trace",
             "--zones", "-c",
         ],
+        "daemon": ["--config", "--socket", "--state", "-c"],
         "serve": [
             "--drain-s", "--host", "--max-batch", "--max-batch-tokens", "--max-body-mib", "--max-sequences",
             "--max-waiting", "--no-token", "--port", "--timeout-s", "--token-file", "--too-long", "--window-ms",

@@ -65,6 +65,7 @@ WRONG = {
     "rlhf simulate": [["absent.yaml"], ["published", "--mode", "soon"]],
     "rlhf waterfall": [["absent.yaml"]],
     "rlhf sensitivity": [["published", "--over", "colour"], ["published", "--over", "kl-weight"]],
+    "daemon": [["-c", "absent.yaml"], ["-c", "torn.yaml"]],
     "serve": [["absent.yaml", "--no-token"], ["absent.yaml"], ["torn.yaml", "--no-token", "--port", "0"]],
     "ui": [["absent", "--no-open"], ["empty", "--no-open", "--every-s", "0"]],
 }  # fmt: skip

@@ -61,6 +61,7 @@ SERVES = {"ui"}
 """Prints its address as JSON and goes on."""
 WITHOUT = {
     "measure": "its output is the program's; --summary FILE has the figures",
+    "daemon": "serves until it is ended; doctor --json has what it allows",
     "serve": "serves until it is ended; /metrics and the API have the figures",
     "config schema": "prints JSON as it is",
     "config docs": "prints a page of documentation",

@@ -108,7 +108,7 @@ class ClockLimit(GpuSetting):
         return True
 
     def _bound(self, gpu: GpuKnobs, low_mhz: int, high_mhz: int) -> bool:
-        self.guardian.tell_clocks(gpu.uuid)
+        self.guardian.tell(gpu.uuid, PART)
         if self._was_closed():
             return False
         self._set_mhz[gpu.uuid] = high_mhz

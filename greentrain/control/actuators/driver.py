@@ -11,6 +11,8 @@ device commands, read 2026-11-21). What gives an administrator's setting away is
 """
 
 import contextlib
+import functools
+import math
 import os
 import sys
 from abc import ABC, abstractmethod
@@ -25,6 +27,7 @@ from greentrain.control.actuators import guardian_main
 from greentrain.control.actuators.guardian import Guardian, Refused
 from greentrain.errors import ConfigError, MeterError
 from greentrain.power.claims import ENV_DIR, claims_dir, used_by_torch
+from greentrain.power.daemon_client import DaemonClient, DaemonError, find_daemon
 from greentrain.power.nvml import VARIABLE, NvmlGpu, list_gpus, open_nvml, visible_devices
 from greentrain.types import Topology
 from greentrain.utils import private_files
@@ -68,6 +71,9 @@ class GpuKnobs:
         gpu: The GPU, as :mod:`greentrain.power.nvml` lists it.
     """
 
+    daemon: DaemonClient | None = None
+    """Sets what this process may not; None: it sets it itself."""
+
     def __init__(self, nvml: Any, gpu: NvmlGpu) -> None:
         self._nvml = nvml
         self._handle = gpu.handle
@@ -85,9 +91,10 @@ class GpuKnobs:
         nvml, handle = self._nvml, self._handle
         low_mw, high_mw = nvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)
         found_mw = int(nvml.nvmlDeviceGetPowerManagementLimit(handle))
+        allowed_w = self._allowed("power_w")
         return LimitRange(
-            min_mw=int(low_mw),
-            max_mw=int(high_mw),
+            min_mw=round(max(low_mw, 1000 * allowed_w[0])),
+            max_mw=round(min(high_mw, 1000 * allowed_w[1])),
             default_mw=self._or(found_mw, nvml.nvmlDeviceGetPowerManagementDefaultLimit),
             found_mw=found_mw,
             enforced_mw=self._or(found_mw, nvml.nvmlDeviceGetEnforcedPowerLimit),
@@ -99,7 +106,8 @@ class GpuKnobs:
 
     def set_limit_mw(self, limit_mw: int) -> None:
         """Set the power limit (mW)."""
-        self._nvml.nvmlDeviceSetPowerManagementLimit(self._handle, limit_mw)
+        direct = functools.partial(self._nvml.nvmlDeviceSetPowerManagementLimit, self._handle, limit_mw)
+        self._set(direct, "set_power_limit", power_limit_mw=limit_mw)
 
     def try_limit(self) -> None:
         """Set the limit that is set already, which changes nothing and shows whether this process may."""
@@ -117,15 +125,41 @@ class GpuKnobs:
         nvml, handle = self._nvml, self._handle
         memory_mhz = max(nvml.nvmlDeviceGetSupportedMemoryClocks(handle))
         found = nvml.nvmlDeviceGetSupportedGraphicsClocks(handle, memory_mhz)
-        return tuple(sorted({int(mhz) for mhz in found}, reverse=True))
+        low_mhz, high_mhz = self._allowed("graphics_mhz")
+        return tuple(sorted({int(mhz) for mhz in found if low_mhz <= mhz <= high_mhz}, reverse=True))
 
     def lock_clocks(self, low_mhz: int, high_mhz: int) -> None:
         """Keep the graphics clock between two bounds (MHz)."""
-        self._nvml.nvmlDeviceSetGpuLockedClocks(self._handle, low_mhz, high_mhz)
+        direct = functools.partial(self._nvml.nvmlDeviceSetGpuLockedClocks, self._handle, low_mhz, high_mhz)
+        self._set(direct, "set_gpu_locked_clocks", min_clock_mhz=low_mhz, max_clock_mhz=high_mhz)
 
     def reset_clocks(self) -> None:
         """Let the graphics clock go where it wants."""
-        self._nvml.nvmlDeviceResetGpuLockedClocks(self._handle)
+        direct = functools.partial(self._nvml.nvmlDeviceResetGpuLockedClocks, self._handle)
+        self._set(direct, "reset_gpu_locked_clocks")
+
+    def _set(self, direct: Callable[[], object], what: str, **values: object) -> None:
+        """Set something, or let the daemon do it.
+
+        Raises:
+            Refused: The daemon does not.
+        """
+        if self.daemon is None:
+            direct()
+            return
+        try:
+            self.daemon.set(self.uuid, what, **values)
+        except DaemonError as error:
+            refused = Refused(str(error))
+            refused.busy = error.status == 409
+            raise refused from error
+
+    def _allowed(self, name: str) -> tuple[float, float]:
+        """Return the range in which the daemon sets something; any where it is not needed."""
+        if self.daemon is None:
+            return 0.0, math.inf
+        low, high = self.daemon.gpus[self.uuid].get("granted", {}).get(name, (0.0, 0.0))
+        return float(low), float(high)
 
     def clock_setting(self) -> str:
         """Return what shows that somebody has set clocks on this GPU; empty where nothing does."""
@@ -402,6 +436,7 @@ def open_gpus(
             return None
         if left:
             warn("; ".join(left))
+        _ask_daemon(nvml, free, guardian)
         opened = Opened(nvml, free, chosen.visible, topology, guardian, named=bool(named))
     except nvml.NVMLError as error:
         warn(f"{what} are left alone: NVML cannot list the GPUs ({error})")
@@ -420,8 +455,22 @@ def open_gpus(
     return opened
 
 
+def _ask_daemon(nvml: Any, gpus: Sequence[GpuKnobs], guardian: Guardian) -> None:
+    """Let ``greentrain daemon`` set what this process may not, where it does; it puts back what it has set itself."""
+    daemon = find_daemon() if guardian.ask_daemon else None
+    if daemon is None or not all(daemon.gpus.get(gpu.uuid, {}).get("granted") for gpu in gpus):
+        return
+    try:
+        for gpu in gpus:
+            gpu.may_set()
+    except nvml.NVMLError_NoPermission:
+        guardian.daemon = daemon
+        for gpu in gpus:
+            gpu.daemon = daemon
+
+
 def refusal(what: str, error: Exception) -> str:
-    """Return the sentence about a right that is missing, or another reason of the driver.
+    """Return the sentence about a right that is missing, or another reason of the driver or the daemon.
 
     Args:
         what: ``power limits`` or ``clocks``.
@@ -431,7 +480,8 @@ def refusal(what: str, error: Exception) -> str:
         return (
             f"{what} are left alone: this process may not set them (NVML: {error}). It takes root with CAP_SYS_ADMIN:"
             " give it to the container (docker run --cap-add SYS_ADMIN; Kubernetes: securityContext, capabilities, add"
-            " SYS_ADMIN), or let an administrator set one limit: sudo nvidia-smi -i <uuid> -pl <watts>"
+            " SYS_ADMIN), let an administrator start greentrain daemon, which sets them for jobs without root"
+            " (docs/actuation.md), or set one limit: sudo nvidia-smi -i <uuid> -pl <watts>"
         )
     if type(error).__name__ == "NVMLError_NotSupported":
         return f"{what} are left alone: this card has none that can be set (NVML: {error})"

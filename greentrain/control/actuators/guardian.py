@@ -43,15 +43,19 @@ class Guardian:
     Args:
         folder: Folder of this node's records; None: that of the device claims.
         library: The driver's library.
+        ask_daemon: ``greentrain daemon`` may do what this process may not.
     """
 
-    def __init__(self, folder: Path | None = None, *, library: str = LIBRARY) -> None:
+    def __init__(self, folder: Path | None = None, *, library: str = LIBRARY, ask_daemon: bool = True) -> None:
         self.folder = claims_dir() if folder is None else folder
         self.pid: int | None = None
         """The guardian's process; None: none runs."""
         self.held: set[str] = set()
         """UUIDs of the GPUs that it holds."""
         self._library = library
+        self.ask_daemon = ask_daemon
+        self.daemon: object | None = None
+        """``greentrain daemon``, where it sets and puts back, so that no process of this user has to."""
         self._owner_pid = os.getpid()
         self.lock = threading.RLock()
         """Of everything that is changed under it: with locks of their own, a signal's handler that closes one in the
@@ -90,16 +94,21 @@ class Guardian:
         """
         self._ask(f"limit {uuid} {found_mw} {new_mw}", uuid)
 
-    def tell_clocks(self, uuid: str) -> None:
-        """Announce a locked graphics clock; it may be set when this returns.
+    def tell(self, uuid: str, part: str, found: str = "locked") -> None:
+        """Announce a change of one of :data:`guardian_main.PARTS`; it may be made when this returns.
+
+        Args:
+            uuid: The GPU.
+            part: What will be changed.
+            found: What was found, in the words of a record.
 
         Raises:
             Refused: It may not.
         """
-        self._ask(f"clocks {uuid}", uuid)
+        self._ask(f"keep {uuid} {part} {found}", uuid)
 
     def done(self, uuid: str, part: str) -> None:
-        """Say that ``limit`` or ``clocks`` of a GPU is as it was found, or is not ours any more.
+        """Say that ``limit``, or one of PARTS, of a GPU is as it was found, or is not ours any more.
 
         Where somebody has killed the guardian, its record is put right from here.
 
@@ -119,6 +128,8 @@ class Guardian:
     def _ask(self, words: str, uuid: str) -> None:
         if os.getpid() != self._owner_pid:
             raise Refused("a forked process may not change its parent's GPUs")
+        if self.daemon is not None:
+            return
         with self.lock:
             self._begin()
             self._number += 1
@@ -145,7 +156,7 @@ class Guardian:
         return f"the guardian cannot hold {uuid}: {rest} (records are in {self.folder}; {ENV_DIR} names another folder)"
 
     def _begin(self) -> None:
-        if self.pid is not None:
+        if self.pid is not None or self.daemon is not None:
             return
         if not sys.executable:
             raise Refused("no guardian can be started: this interpreter does not know its own program")

@@ -39,6 +39,13 @@ else:  # alone: without the package, whose folder is no place to look for module
 
 TOLERANCE_MW = 1000
 """A limit this near to what was set is what was set: drivers may round to whole watts."""
+PARTS = {
+    "clocks": "a locked clock (unlocked)",
+    "memory": "a locked memory clock (unlocked)",
+    "persistence": "the persistence mode (put back)",
+    "profiles": "workload power profiles (put back)",
+}
+"""What is kept of a GPU beside its power limit, and what is said where it is put back."""
 RETRY_S = (0.05, 0.2, 0.5, 1.0, 2.0, 5.0)
 """Waits between attempts to put something back (s); then the record is left for the next start."""
 LOOK_S = 0.5
@@ -57,16 +64,15 @@ class Record:
         """None: the power limit was not changed."""
         self.set_mw: list[int] = []
         """The last two limits that were announced: a process that died between word and deed has the older one."""
-        self.clocks = False
-        """True: the graphics clock was locked."""
+        self.kept: dict[str, str] = {}
+        """What else was changed, of PARTS, and what was found, in words."""
 
     def text(self) -> str:
         """Return the record as it stands on disk."""
         lines = [f"uuid {self.uuid}", f"boot {self.boot}", "owner {} {} {}".format(*self.owner)]
         if self.found_mw is not None:
             lines.append("limit " + " ".join(str(mw) for mw in (self.found_mw, *self.set_mw)))
-        if self.clocks:
-            lines.append("clocks locked")
+        lines += [f"{part} {found}" for part, found in self.kept.items()]
         return "\n".join(lines) + "\n"
 
     def announce(self, found_mw: int, new_mw: int) -> None:
@@ -80,12 +86,12 @@ class Record:
         if part == "limit":
             self.found_mw, self.set_mw = None, []
         else:
-            self.clocks = False
+            self.kept.pop(part, None)
 
     @property
     def is_empty(self) -> bool:
         """True if nothing is changed."""
-        return self.found_mw is None and not self.clocks
+        return self.found_mw is None and not self.kept
 
 
 def parse(text: str) -> "Record | None":
@@ -99,7 +105,7 @@ def parse(text: str) -> "Record | None":
             record.found_mw, record.set_mw = found_mw, set_mw
     except (KeyError, ValueError, IndexError):
         return None
-    record.clocks = "clocks" in words
+    record.kept = {part: " ".join(words[part]) for part in PARTS if part in words}
     return record
 
 
@@ -227,10 +233,10 @@ def give_back(driver: "Library", record: Record) -> str:
             driver.set_limit_mw(record.uuid, record.found_mw)
             done.append(f"a power limit of {now_mw / 1000:g} W (put back to {record.found_mw / 1000:g} W)")
         record.forget("limit")
-    if record.clocks:
-        driver.reset_clocks(record.uuid)
-        record.forget("clocks")
-        done.append("a locked clock (unlocked)")
+    for part, found in list(record.kept.items()):
+        if driver.restore(record.uuid, part, found):
+            done.append(PARTS[part])
+        record.forget(part)
     return " and ".join(done)
 
 
@@ -312,9 +318,41 @@ class Library:
         """Set the power limit (mW)."""
         self._call("nvmlDeviceSetPowerManagementLimit", uuid, ctypes.c_uint(limit_mw))
 
-    def reset_clocks(self, uuid: str) -> None:
-        """Unlock the graphics clock."""
-        self._call("nvmlDeviceResetGpuLockedClocks", uuid)
+    def restore(self, uuid: str, part: str, found: str) -> bool:
+        """Put back one of PARTS; return False where it is somebody else's by now.
+
+        Args:
+            uuid: The GPU.
+            part: What was changed.
+            found: What was found, and for profiles what was set, in the words of a record.
+        """
+        if part == "clocks":
+            self._call("nvmlDeviceResetGpuLockedClocks", uuid)
+        elif part == "memory":
+            self._call("nvmlDeviceResetMemoryLockedClocks", uuid)
+        elif part == "persistence":
+            self._call("nvmlDeviceSetPersistenceMode", uuid, ctypes.c_uint(int(found)))
+        else:
+            before, *ours = (int(word, 16) for word in found.split())
+            if self.profiles(uuid) not in ours:
+                return False
+            self.request_profiles(uuid, before)
+        return True
+
+    def profiles(self, uuid: str) -> int:
+        """Return the workload power profiles that are requested, as a mask."""
+        words = (ctypes.c_uint * 25)(0x1000064)  # nvmlWorkloadPowerProfileCurrentProfiles_v1: version and three masks
+        self._call("nvmlDeviceWorkloadPowerProfileGetCurrentProfiles", uuid, words)
+        return sum(word << 32 * i for i, word in enumerate(words[9:17]))
+
+    def request_profiles(self, uuid: str, mask: int) -> None:
+        """Request these workload power profiles, and no others: what is set is added to what was requested before."""
+        now = self.profiles(uuid)
+        for name, part in (("Clear", now & ~mask), ("Set", mask & ~now)):
+            if part:
+                words = (part >> 32 * i & 0xFFFFFFFF for i in range(8))
+                request = (ctypes.c_uint * 9)(0x1000024, *words)  # nvmlWorkloadPowerProfileRequestedProfiles_v1
+                self._call(f"nvmlDeviceWorkloadPowerProfile{name}RequestedProfiles", uuid, request)
 
     def _call(self, name: str, uuid: str, *args: object) -> None:
         self.open()
@@ -352,8 +390,8 @@ class Guard:
         try:
             if words[0] == "limit":
                 return self._change(words[1], (int(words[2]), int(words[3])))
-            if words[0] == "clocks":
-                return self._change(words[1], None)
+            if words[0] == "keep":
+                return self._change(words[1], None, words[2], " ".join(words[3:]))
             if words[0] == "done":
                 return self._done(words[1], words[2])
         except OSError as error:
@@ -372,7 +410,7 @@ class Guard:
             del self._held[uuid]
         return not self._held
 
-    def _change(self, uuid: str, limit_mw: "tuple[int, int] | None") -> str:
+    def _change(self, uuid: str, limit_mw: "tuple[int, int] | None", part: str = "", found: str = "") -> str:
         if uuid not in self._held:
             self._library.open()
             self._library.limit_mw(uuid)
@@ -387,7 +425,7 @@ class Guard:
             self._held[uuid] = (lock, record)
         record = self._held[uuid][1]
         if limit_mw is None:
-            record.clocks = True
+            record.kept[part] = found
         else:
             record.announce(*limit_mw)
         self._write(record)

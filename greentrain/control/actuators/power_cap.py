@@ -71,7 +71,9 @@ class CappedGpu:
 
     def takes(self, fraction: float) -> bool:
         """Return True if the card has such a limit."""
-        return fraction == FULL or self.range.min_mw <= self.target_mw(fraction) <= self.range.found_mw
+        return fraction == FULL or self.range.min_mw <= self.target_mw(fraction) <= min(
+            self.range.found_mw, self.range.max_mw
+        )
 
 
 def is_same(one_mw: int, other_mw: int) -> bool:

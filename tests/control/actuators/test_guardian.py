@@ -40,11 +40,11 @@ def test_a_record_says_what_was_found_and_the_last_two_that_were_set(tmp_path: P
     record.announce(650_000, 400_000)
     record.announce(400_000, 450_000)
     record.announce(450_000, 500_000)
-    record.clocks = True
+    record.kept["clocks"] = "locked"
     again = guardian_main.parse(record.text())
     assert again is not None
     assert (again.uuid, again.boot, again.owner) == ("GPU-1", "boot", (1, 2, 3))
-    assert (again.found_mw, again.set_mw, again.clocks) == (650_000, [450_000, 500_000], True)
+    assert (again.found_mw, again.set_mw, again.kept) == (650_000, [450_000, 500_000], {"clocks": "locked"})
     again.forget("limit")
     assert not again.is_empty
     again.forget("clocks")
@@ -80,8 +80,9 @@ class Card(guardian_main.Library):
     def set_limit_mw(self, uuid: str, limit_mw: int) -> None:
         self.now_mw, self.sets = limit_mw, self.sets + 1
 
-    def reset_clocks(self, uuid: str) -> None:
+    def restore(self, uuid: str, part: str, found: str) -> bool:
         self.unlocks += 1
+        return True
 
 
 def test_no_library_no_change(node: Node) -> None:
@@ -211,7 +212,7 @@ def forged(folder: Path, uuid: str) -> guardian_main.Record:
     """Write the record of a dead job that would set 200 W for good."""
     record = guardian_main.Record(uuid, guardian_main.boot_id(), (guardian_main.this_process()[0], 4194000, 1))
     record.announce(200_000, 650_000)
-    record.clocks = True
+    record.kept["clocks"] = "locked"
     folder.mkdir(parents=True, exist_ok=True)
     Path(guardian_main.record_path(str(folder), uuid)).write_text(record.text(), encoding="ascii")
     return record
