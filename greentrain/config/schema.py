@@ -203,7 +203,8 @@ class ExportConfig:
     """None: nothing is sent by OpenTelemetry."""
 
 
-METERS = ("nvml", "rapl", "cpu_model", "prometheus", "redfish", "ipmi", "replay", "null")
+OTHER_GPUS = ("amd", "intel", "apple", "jetson")
+METERS = ("nvml", *OTHER_GPUS, "rapl", "cpu_model", "prometheus", "redfish", "ipmi", "replay", "null")
 NODE_METERS = ("redfish", "ipmi")
 """Those of a whole node, which contains what the others measure."""
 LIVE_SIGNALS = ("electricity_maps", "watttime", "gb")
@@ -258,7 +259,8 @@ class PowerConfig:
     """Which meters are read, and how often."""
 
     meters: Annotated[str, Choice(("auto", *METERS))] | MeterNames = "auto"
-    """``auto`` (every sensor that can be read, models for the rest) or a list of METERS."""
+    """``auto`` (every sensor that can be read, models for the rest) or a list of METERS; of GPUs, the first vendor's
+    whose driver answers."""
     gpus: Annotated[tuple[str, ...], NotEmpty("name a GPU, or leave the key out")] | None = None
     """GPUs to book, each as ``CUDA_VISIBLE_DEVICES`` names it: an index of the node or a UUID. None: those that the
     process computes on, as far as torch or the driver tells, else all that it sees."""

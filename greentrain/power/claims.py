@@ -239,15 +239,18 @@ def _pid_namespace() -> str:
         return ""
 
 
-def used_by_torch() -> set[int] | None:
-    """Return the positions of the CUDA devices on which torch holds memory in this process; None before CUDA is up.
+def used_by_torch(kind: str = "cuda") -> set[int] | None:
+    """Return the positions of the devices on which torch holds memory in this process; None before it has begun.
 
     A context is no proof: NCCL and careless scripts make one on the first GPU in every rank.
+
+    Args:
+        kind: ``cuda``, of NVIDIA's and AMD's GPUs, or ``xpu``, of Intel's.
     """
     torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():  # asking whether it is available breaks CUDA for forks
+    if torch is None or not getattr(torch, kind).is_initialized():  # asking for availability breaks CUDA for forks
         return None
-    return {i for i in range(torch.cuda.device_count()) if torch.cuda.memory_reserved(i) > 0}
+    return {i for i in range(getattr(torch, kind).device_count()) if getattr(torch, kind).memory_reserved(i) > 0}
 
 
 def gpus_in_use(uids: Sequence[str], pids: Mapping[str, Collection[int]]) -> set[str]:
@@ -258,8 +261,9 @@ def gpus_in_use(uids: Sequence[str], pids: Mapping[str, Collection[int]]) -> set
         pids: By GPU, the processes that its driver shows on it.
     """
     with contextlib.suppress(Exception):  # torch is the training's: whatever it raises, there is no proof
-        positions = used_by_torch()
-        if positions is not None and sys.modules["torch"].cuda.device_count() == len(uids):
+        kind = "xpu" if uids and uids[0].startswith("intel:") else "cuda"
+        positions = used_by_torch(kind)
+        if positions is not None and getattr(sys.modules["torch"], kind).device_count() == len(uids):
             return {uids[position] for position in positions}
     return {uid for uid in uids if any(_is_ours(pid) for pid in pids.get(uid, ()))}
 

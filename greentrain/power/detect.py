@@ -7,12 +7,15 @@ reads each of them at its own pace (:class:`CompositeMeter`).
 import contextlib
 import dataclasses
 import functools
+import importlib.util
 import os
 import socket
+import sys
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from greentrain.config.schema import NODE_METERS, PowerConfig
@@ -280,7 +283,7 @@ def open_meters(
             elif name == "rapl":
                 meters.extend(_rapl_where_readable(config, notes, clock))
             else:
-                meters.extend(_nvml_where_it_answers(config, environ, clock))
+                meters.extend(_gpus_where_they_answer(config, environ, clock))
         if "cpu_model" in names:
             meters.extend(_model(config, meters, notes, topology, root_pid, excluded_pids, clock))
     except BaseException:
@@ -299,6 +302,10 @@ def survey(config: PowerConfig | None = None, *, environ: Mapping[str, str] | No
     for finding in _survey_one("cpu_model", config, environ):
         findings.append(dataclasses.replace(finding, detail=f"{finding.detail} ({stand_in})"))
     for name, value in (
+        *(
+            (n, n in _names(config) or _is_installed(bindings or n) or Path(place).exists() or None)
+            for n, (bindings, _, place) in _OTHERS.items()
+        ),
         ("prometheus", config.prometheus_url),
         ("redfish", config.redfish_url),
         ("ipmi", "ipmi" in _names(config) or None),
@@ -318,6 +325,18 @@ def _open(name: str, config: PowerConfig, environ: Mapping[str, str] | None, clo
         from greentrain.power.nvml import NvmlMeter
 
         return NvmlMeter(os.environ if environ is None else environ, clock=clock, gpus=config.gpus or ())
+    if name == "amd":
+        from greentrain.power.amd import AmdMeter
+
+        return AmdMeter(environ, clock=clock, gpus=config.gpus or ())
+    if name == "intel":
+        from greentrain.power.intel import IntelMeter
+
+        return IntelMeter(environ, clock=clock, gpus=config.gpus or ())
+    if name in ("apple", "jetson"):
+        from greentrain.power.soc import AppleMeter, JetsonMeter
+
+        return AppleMeter(clock=clock) if name == "apple" else JetsonMeter(clock=clock)
     if name == "rapl":
         return RaplMeter(config.rapl_root, clock=clock)
     if name == "cpu_model":
@@ -347,21 +366,42 @@ def _open(name: str, config: PowerConfig, environ: Mapping[str, str] | None, clo
     raise ConfigError(f"power.meters names {name!r}, which cannot be opened without its setting")
 
 
-def _nvml_where_it_answers(
+_OTHERS: Mapping[str, tuple[str, str, str]] = {
+    "amd": ("amdsmi", "hip", "/sys/module/amdgpu"),
+    "intel": ("pyzes", "xpu", "/sys/module/xe"),
+    "apple": ("zeus_apple_silicon", "", "/System/Library/CoreServices"),
+    "jetson": ("", "", "/sys/bus/i2c/drivers/ina3221"),
+}
+"""Of each meter beside NVML: its bindings, the name of a torch that is built for it, and a path that tells of it."""
+
+
+def _gpus_where_they_answer(
     config: PowerConfig, environ: Mapping[str, str] | None, clock: Clock | None
 ) -> Sequence[PowerMeter]:
-    """Open NVML where there is any; a driver that hangs stands for GPUs that are missing, as nobody knows which."""
-    try:
-        return [_open("nvml", config, environ, clock)]
-    except MeterError as error:
-        if config.gpus:
-            raise
-        if not isinstance(error.__cause__, TimeoutError):
-            return []
-        warn(f"GPUs are not measured: {error}")
-        device = Device(uid="nvml", kind=DeviceKind.GPU, name=_WHAT["nvml"])
-        missing = Provenance.MISSING
-        return [NullMeter(Sensor(device=device, provenance=missing, method="none", period_s=10.0, note=str(error)))]
+    """Open what reads GPUs where there is any; one that hangs, or that torch is built for, is missing and said so."""
+    refused: dict[str, MeterError | MissingExtraError] = {}
+    for name in ("jetson", "nvml", "amd", "intel", "apple"):
+        bindings, built_for, _ = _OTHERS.get(name, ("", "", ""))
+        torch = sys.modules.get("torch")
+        used = bool(built_for and torch is not None and getattr(torch.version, built_for, None))
+        if bindings and not used and not _is_installed(bindings):
+            continue
+        try:
+            return [_open(name, config, environ, clock)]
+        except (MeterError, MissingExtraError) as error:
+            refused[name] = error
+            if config.gpus or not (used or isinstance(error.__cause__, TimeoutError)):
+                continue
+            warn(f"GPUs are not measured: {error}")
+            device, missing = Device(uid=name, kind=DeviceKind.GPU, name=_WHAT[name]), Provenance.MISSING
+            return [NullMeter(Sensor(device=device, provenance=missing, method="none", period_s=10.0, note=str(error)))]
+    if config.gpus:
+        raise refused["nvml"]
+    return []
+
+
+def _is_installed(module: str) -> bool:
+    return module in sys.modules or importlib.util.find_spec(module) is not None
 
 
 def _rapl_where_readable(
@@ -392,7 +432,7 @@ def _model(
         for meter in meters
         for s in meter.sensors
         if s.provenance is not Provenance.MISSING and not s.reference
-    }
+    }.union(*(getattr(meter, "covers", ()) for meter in meters))
     kinds = [kind for kind in MODELLED_KINDS if kind not in known and DeviceKind.NODE not in known]
     if not kinds:
         return []
@@ -469,6 +509,10 @@ def _finding(name: str, sensor: Sensor) -> Finding:
 
 _WHAT: Mapping[str, str] = {
     "nvml": "NVIDIA GPUs",
+    "amd": "AMD GPUs",
+    "intel": "Intel GPUs",
+    "apple": "Apple silicon",
+    "jetson": "Jetson rails",
     "rapl": "CPU packages and memory",
     "cpu_model": "CPU and memory, modelled",
     "prometheus": "CPU, memory and GPUs as seen by Kepler",
