@@ -27,13 +27,16 @@ import statistics
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from greentrain.errors import ConfigError, MeterError
-from greentrain.types import Counter, Device, DeviceKind, DeviceState, PowerMeter, PowerSample, Provenance, Sensor
+from greentrain.types import Counter, Device, DeviceKind, DeviceState, PowerSample, Provenance, Sensor
 from greentrain.utils.background import BackgroundCall
 from greentrain.utils.clock import Clock, SystemClock
 from greentrain.utils.never_raise import warn
+
+if TYPE_CHECKING:
+    from greentrain.power.accelerators import DeviceReader
 
 T = TypeVar("T")
 OPEN_S = 30.0
@@ -457,6 +460,7 @@ class NvmlMeter:
         try:
             found = [gpu for gpu in list_gpus(self._nvml) if not gpu.hidden]
             self._gpus = self._open(found, environ)
+            self._modules = _modules(self._nvml, self._gpus, found, self._clock)
         except BaseException as error:
             self.close()
             if isinstance(error, self._nvml.NVMLError):
@@ -465,16 +469,16 @@ class NvmlMeter:
 
     @property
     def sensors(self) -> Sequence[Sensor]:
-        """One sensor a physical GPU; tick, cost and period are exact after :meth:`probe`."""
-        return [gpu.sensor for gpu in self._gpus]
+        """One sensor a physical GPU; tick, cost and period are exact after :meth:`probe`. Then those of modules."""
+        return [part.sensor for part in (*self._gpus, *self._modules)]
 
     def read(self) -> Sequence[PowerSample]:
         """Read every GPU once. The time of a sample is the middle of its call."""
-        return [sample for gpu in self._gpus for sample in gpu.read()]
+        return [sample for part in self.split() for sample in part.read()]
 
     def split(self) -> Sequence[PowerMeter]:
         """Return a meter for each GPU: the driver can hang on one of them. All are closed with this one."""
-        return self._gpus
+        return [*self._gpus, *self._modules]
 
     def probe(self) -> None:
         """Measure how fast counters tick and what a read costs, where that is not known; blocks for up to 0.4 s."""
@@ -489,7 +493,7 @@ class NvmlMeter:
         """Release NVML. Idempotent."""
         if not self._closed:
             self._closed = True
-            for gpu in getattr(self, "_gpus", ()):
+            for gpu in (*getattr(self, "_gpus", ()), *getattr(self, "_modules", ())):
                 gpu.close()
             with contextlib.suppress(Exception):
                 self._nvml.nvmlShutdown()
@@ -719,6 +723,35 @@ def _methods(nvml: Any, handle: Any) -> list[tuple[str, Callable[[], float]]]:
         (AVERAGE, lambda: field_w(nvml.NVML_FI_DEV_POWER_AVERAGE)),
         (USAGE, usage_w),
     ]
+
+
+def _modules(nvml: Any, readers: "Sequence[_Reader]", gpus: Sequence[NvmlGpu], clock: Clock) -> "list[DeviceReader]":
+    """Return a reader of each Grace Hopper or Grace Blackwell module, which contains its GPU, CPU and memory.
+
+    The scope of the power fields is documented in nvml.h of NVML 13: NVML_POWER_SCOPE_MODULE.
+    """
+    from greentrain.power.accelerators import DeviceReader, Method
+
+    def module_w(handle: Any) -> tuple[float, None]:
+        scoped = (nvml.NVML_FI_DEV_POWER_INSTANT, nvml.NVML_POWER_SCOPE_MODULE)
+        reading = nvml.nvmlDeviceGetFieldValues(handle, [scoped])[0]
+        if reading.nvmlReturn != nvml.NVML_SUCCESS:
+            raise nvml.NVMLError(reading.nvmlReturn)
+        return float(reading.value.uiVal) / MW_PER_W, None
+
+    own = {reader.sensor.device.uid for reader in readers if _SUPERCHIP_NOTE in reader.sensor.note}
+    found = [
+        DeviceReader(
+            Device(uid=f"{gpu.uid}:module", kind=DeviceKind.NODE, name=f"module of {gpu.name}"),
+            [Method("NVML module power", functools.partial(module_w, gpu.handle))],
+            clock=clock,
+            reference=True,
+            note="the whole module: it contains GPU, CPU and memory, and is added to none of them",
+        )
+        for gpu in gpus
+        if gpu.uid in own
+    ]
+    return [reader for reader in found if reader.sensor.provenance is Provenance.MEASURED]
 
 
 def _counter_j(nvml: Any, handle: Any) -> Callable[[], float]:

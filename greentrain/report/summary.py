@@ -26,7 +26,7 @@ phases                  exclusive (sums to the whole) and inclusive energy, seco
 stages                  by phase and kind of device: energy, mean watts while a rank was in it, joules per token of
                         the run (the Energy Density Index) with j_per_token_interval, per sample and per step; none
                         where more than a tenth of the devices' time is missing
-hosts, ranks            the same energy by place; of a host whose management controller was read beside its components
+hosts, ranks            the same energy by place; of a host that was read as a whole (controller, modules) beside its parts
                         node_energy_j, which is in no sum, and unmetered_j, what of it no component's figure has
 carbon                  operational (location, market), embodied low/mid/high, emissions_g, CUE, intensity, sources;
                         operational_interval_g, emissions_interval_g
@@ -66,6 +66,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from greentrain.config.schema import NODE_METERS
 from greentrain.errors import RunFolderError
 from greentrain.ledger.bookkeeper import BLURRED, RESOLVED
 from greentrain.ledger.journal import ATTRIBUTION, CLOCKS, SHARED, WRONG_DATA, add_states
@@ -402,7 +403,7 @@ def completeness(
     for row in hosts:
         if row["unmetered_j"] is not None:
             node, rest = (quantities.energy(row[key]) for key in ("node_energy_j", "unmetered_j"))
-            texts.append(f"By its management controller {row['host']} used {node}; {rest} is unmetered by components.")
+            texts.append(f"As a whole, {row['host']} used {node}; {rest} is unmetered by components.")
     return {**{name.replace(" ", "_"): parts for name, parts in found.items()}, "text": " ".join(texts)}
 
 
@@ -529,13 +530,22 @@ def _hosts(record: RunRecord, sums: EntrySums) -> list[dict[str, Any]]:
             rows[host]["energy_j"] = (rows[host]["energy_j"] or 0.0) + energy_j
     for host, row in rows.items():
         ranks = [rank.sums for rank in record.ranks if rank.host == host]
-        told = [told for sums in ranks for told in sums.references.values()]
-        wall_s, seconds = max(sums.duration_s for sums in ranks), sum(one["s"] for one in told)
+        told = _outermost(pair for sums in ranks for pair in sums.references.items())
+        wall_s, seconds = max(sums.duration_s for sums in ranks), max((one["s"] for one in told), default=0.0)
         row["node_energy_j"] = sum(one["j"] for one in told) if seconds > 0 else None
         row["unmetered_j"] = None
         if seconds > 0 and wall_s > 0 and row["energy_j"] is not None:
             row["unmetered_j"] = row["node_energy_j"] - row["energy_j"] * min(seconds / wall_s, 1.0)
     return list(rows.values())
+
+
+def _outermost(references: Iterable[tuple[str, Mapping[str, float]]]) -> list[Mapping[str, float]]:
+    """Return those that no other contains: one controller of the node, else all modules of it."""
+    found: dict[str, Counter[str]] = {}
+    for uid, told in references:
+        found.setdefault(uid, Counter()).update(told)
+    controllers = [uid for uid, told in found.items() if uid.partition(":")[0] in NODE_METERS and told["s"] > 0]
+    return [found[uid] for uid in controllers[:1] or found]
 
 
 def _rank(rank: RankRecord, totals: Totals, now_s: float) -> dict[str, Any]:

@@ -390,7 +390,7 @@ static int read_field(gpu *g, field_value *v) {
         return g->averaging_s > 0 ? SUCCESS : NOT_SUPPORTED;
     case 186:
         if ((code = behave(g, F_NVML_FI_DEV_POWER_INSTANT))) return code;
-        v->value.ui = instant_mw(g, t);
+        v->value.ui = instant_mw(g, t) + (v->scope ? 150000 : 0); /* a module's CPU and memory: 150 W */
         return SUCCESS;
     default:
         return NOT_SUPPORTED;

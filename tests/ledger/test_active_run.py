@@ -1048,6 +1048,34 @@ def test_what_drivers_tell_beside_power_is_in_the_journal_and_is_read_back(bench
     assert states["clocks_s"] == pytest.approx(states["util_s"]) and rank.sums.devices["b"].states == {}
 
 
+def test_of_nested_meters_the_outermost_tells_what_is_unmetered(bench: Bench) -> None:
+    meter = Meter(a=200.0, b=50.0)
+    for uid, watts in (("redfish:n", 400.0), ("a:module", 230.0), ("b:module", 80.0)):
+        whole = dataclasses.replace(meter.sensors[1], device=Device(uid=uid, kind=DeviceKind.NODE, name="n"))
+        meter.watts[uid] = watts
+        meter.sensors.append(dataclasses.replace(whole, reference=True, shared=True))
+    run = bench.started(meter)
+    bench.passes(run, 1060.0)
+    run.close("finished")
+    (host,) = summarize(read_run(run.folder))["hosts"]
+    assert host["node_energy_j"] == pytest.approx(400.0 * 60.0, rel=0.03)
+    assert host["unmetered_j"] == pytest.approx(150.0 * 60.0, rel=0.05)
+
+
+def test_modules_of_a_node_are_summed_where_no_controller_tells(bench: Bench) -> None:
+    meter = Meter(a=200.0, b=50.0)
+    for uid, watts in (("a:module", 230.0), ("b:module", 80.0)):
+        whole = dataclasses.replace(meter.sensors[1], device=Device(uid=uid, kind=DeviceKind.NODE, name="n"))
+        meter.watts[uid] = watts
+        meter.sensors.append(dataclasses.replace(whole, reference=True, shared=True))
+    run = bench.started(meter)
+    bench.passes(run, 1060.0)
+    run.close("finished")
+    (host,) = summarize(read_run(run.folder))["hosts"]
+    assert host["node_energy_j"] == pytest.approx(310.0 * 60.0, rel=0.03)
+    assert host["unmetered_j"] == pytest.approx(60.0 * 60.0, rel=0.1)
+
+
 def test_a_node_s_meter_is_never_added_to_what_it_contains(bench: Bench) -> None:
     meter = Meter(a=200.0, b=50.0)
     whole = dataclasses.replace(meter.sensors[1], device=Device(uid="redfish:n", kind=DeviceKind.NODE, name="n"))

@@ -307,10 +307,27 @@ def test_unlike_gpus_by_index_carry_a_warning(install: Install) -> None:
 def test_caveats_of_the_hardware_are_stated(install: Install) -> None:
     install(FakeGpu(), FakeGpu(compute_capability=(8, 9), name="NVIDIA L4"), FakeGpu(grace_hopper=True))
     meter = NvmlMeter({})
-    h100, l4, grace = (sensor.note for sensor in meter.sensors)
+    h100, l4, grace, _ = (sensor.note for sensor in meter.sensors)
     assert "25 %" in h100 and "25 %" not in l4
     assert "Grace Hopper" in grace and "Grace Hopper" not in h100
     meter.close()
+
+
+def test_a_module_contains_its_gpu_and_is_added_to_nothing(install: Install) -> None:
+    driver = install(FakeGpu(), FakeGpu(grace_hopper=True, power=(Wave(low_w=400.0),)))
+    meter = NvmlMeter({})
+    module = meter.sensors[-1]
+    assert (module.device.uid, module.device.kind) == (f"{driver.uuid(1)}:module", DeviceKind.NODE)
+    assert module.reference and module.method == "NVML module power"
+    assert [sensor.reference for sensor in meter.sensors] == [False, False, True]
+    assert [sample.device_uid for sample in meter.read()] == [sensor.device.uid for sensor in meter.sensors]
+    assert meter.read()[-1].power_w == 550.0
+    wait_for(driver.update(1, errors={INSTANT_FIELD: NO}))
+    assert meter.read()[-1].missing
+    meter.close()
+    without = NvmlMeter({})  # an older driver has no such scope: then there is no module, and the GPU as before
+    assert len(without.sensors) == 2
+    without.close()
 
 
 def test_a_child_process_finds_the_driver_by_its_name_and_needs_no_nvidia_smi(library: Path) -> None:
