@@ -26,7 +26,7 @@ phases                  exclusive (sums to the whole) and inclusive energy, seco
 stages                  by phase and kind of device: energy, mean watts while a rank was in it, joules per token of
                         the run (the Energy Density Index) with j_per_token_interval, per sample and per step; none
                         where more than a tenth of the devices' time is missing
-hosts, ranks            the same energy by place; of a host that was read as a whole (controller, modules) beside its parts
+hosts, ranks            the same energy by place; of a host that was read as a whole, beside its parts,
                         node_energy_j, which is in no sum, and unmetered_j, what of it no component's figure has
 carbon                  operational (location, market), embodied low/mid/high, emissions_g, CUE, intensity, sources;
                         operational_interval_g, emissions_interval_g
