@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from greentrain.errors import ConfigError, MeterError
-from greentrain.types import Counter, Device, DeviceKind, DeviceState, PowerSample, Provenance, Sensor
+from greentrain.types import Counter, Device, DeviceKind, DeviceState, PowerMeter, PowerSample, Provenance, Sensor
 from greentrain.utils.background import BackgroundCall
 from greentrain.utils.clock import Clock, SystemClock
 from greentrain.utils.never_raise import warn
