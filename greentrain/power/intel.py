@@ -63,38 +63,71 @@ class IntelGpu(NamedTuple):
     is_integrated: bool
 
 
-def _call(zes: Any, name: str, *args: Any) -> None:
+def call(zes: Any, name: str, *args: Any) -> None:
+    """Call a function of the bindings.
+
+    Args:
+        zes: The bindings.
+        name: The function.
+        *args: What it takes.
+
+    Raises:
+        ZesError: It refuses.
+    """
     if code := getattr(zes, name)(*args):
         raise ZesError(code, zes)
 
 
-def _all(zes: Any, name: str, kind: str, *of: Any) -> list[Any]:
-    """Return the handles, or other values, that a function counts first and tells then."""
+def all_of(zes: Any, name: str, kind: Any, *of: Any) -> list[Any]:
+    """Return the handles, or other values, that a function counts first and tells then.
+
+    Args:
+        zes: The bindings.
+        name: The function.
+        kind: Type of the values.
+        *of: What is asked.
+    """
     count = ctypes.c_uint32()
-    _call(zes, name, *of, ctypes.byref(count), None)
-    found = (getattr(zes, kind) * count.value)()
+    call(zes, name, *of, ctypes.byref(count), None)
+    found = (kind * count.value)()
     if count.value:
-        _call(zes, name, *of, ctypes.byref(count), found)
+        call(zes, name, *of, ctypes.byref(count), found)
     return list(found[: count.value])
 
 
-def _told(zes: Any, name: str, handle: Any, struct: str, stype: str = "") -> Any:
-    """Return the structure that a function fills."""
+def told_by(zes: Any, name: str, handle: Any, struct: str, stype: str = "") -> Any:
+    """Return the structure that a function fills.
+
+    Args:
+        zes: The bindings.
+        name: The function.
+        handle: What is asked.
+        struct: Type of the structure.
+        stype: Its structure type, where it has one.
+    """
     value = getattr(zes, struct)()
     if stype:
         value.stype = getattr(zes, f"ZES_STRUCTURE_TYPE_{stype}")
-    _call(zes, name, handle, ctypes.byref(value))
+    call(zes, name, handle, ctypes.byref(value))
     return value
 
 
-def _domains(zes: Any, handle: Any, enumerate_name: str, noun: str, kind: str) -> list[tuple[Any, Any]]:
-    """Return the handles of a kind that a card has, each with its properties; those of the whole card first."""
+def domains(zes: Any, handle: Any, enumerate_name: str, noun: str, kind: str) -> list[tuple[Any, Any]]:
+    """Return the handles of a kind that a card has, each with its properties; those of the whole card first.
+
+    Args:
+        zes: The bindings.
+        handle: The card.
+        enumerate_name: What is listed, as ``PowerDomains``.
+        noun: What one is called in names of functions, as ``Power``.
+        kind: The same in names of types, as ``pwr``.
+    """
     found = []
-    for domain in _all(zes, f"zesDeviceEnum{enumerate_name}", f"zes_{kind}_handle_t", handle):
+    for domain in all_of(zes, f"zesDeviceEnum{enumerate_name}", getattr(zes, f"zes_{kind}_handle_t"), handle):
         with contextlib.suppress(ZesError):
             properties = f"zes_{'power' if kind == 'pwr' else kind}_properties_t"
             stype = f"{'POWER' if kind == 'pwr' else kind.upper()}_PROPERTIES"
-            found.append((domain, _told(zes, f"zes{noun}GetProperties", domain, properties, stype)))
+            found.append((domain, told_by(zes, f"zes{noun}GetProperties", domain, properties, stype)))
     return sorted(found, key=lambda domain: bool(domain[1].onSubdevice))
 
 
@@ -114,7 +147,7 @@ def open_zes() -> Any:
             ) from error
     imports.check()
     try:
-        BackgroundCall("greentrain-zes", functools.partial(_call, pyzes, "zesInit", 0)).result(OPEN_S)
+        BackgroundCall("greentrain-zes", functools.partial(call, pyzes, "zesInit", 0)).result(OPEN_S)
     except TimeoutError as error:
         raise MeterError(f"the Intel driver has not answered within {OPEN_S:g} s: see dmesg") from error
     except ZesError as error:
@@ -135,9 +168,9 @@ def list_gpus(zes: Any) -> list[IntelGpu]:
         ZesError: They cannot be counted.
     """
     found = []
-    for driver in _all(zes, "zesDriverGet", "zes_driver_handle_t"):
-        for number, handle in enumerate(_all(zes, "zesDeviceGet", "zes_device_handle_t", driver)):
-            told = _told(zes, "zesDeviceGetProperties", handle, "zes_device_properties_t", "DEVICE_PROPERTIES")
+    for driver in all_of(zes, "zesDriverGet", zes.zes_driver_handle_t):
+        for number, handle in enumerate(all_of(zes, "zesDeviceGet", zes.zes_device_handle_t, driver)):
+            told = told_by(zes, "zesDeviceGetProperties", handle, "zes_device_properties_t", "DEVICE_PROPERTIES")
             if told.core.type == zes.ZES_DEVICE_TYPE_GPU:
                 uuid, name = bytes(told.core.uuid.id), told.core.name.decode(errors="replace")
                 uid = f"intel:{uuid.hex() if any(uuid) else number}"
@@ -208,13 +241,13 @@ class IntelMeter(AcceleratorMeter):
 
 def _reader(zes: Any, gpu: IntelGpu, clock: Clock) -> DeviceReader:
     problem = note = ""
-    domains: list[tuple[Any, Any]] = []
+    found: list[tuple[Any, Any]] = []
     try:
-        domains = _domains(zes, gpu.handle, "PowerDomains", "Power", "pwr")
+        found = domains(zes, gpu.handle, "PowerDomains", "Power", "pwr")
     except ZesError as error:
         problem = str(error)
-    whole = [domain for domain in domains if not domain[1].onSubdevice][:1]
-    counters = [handle for handle, _ in whole or domains]
+    whole = [domain for domain in found if not domain[1].onSubdevice][:1]
+    counters = [handle for handle, _ in whole or found]
     if not counters:
         problem = problem or "the driver shows no counter of its energy"
     elif not whole:
@@ -223,11 +256,11 @@ def _reader(zes: Any, gpu: IntelGpu, clock: Clock) -> DeviceReader:
         note = f"the whole card with its {gpu.tiles} tiles, those of other processes included"
 
     def counter() -> tuple[float, float]:
-        told = [_told(zes, "zesPowerGetEnergyCounter", handle, "zes_power_energy_counter_t") for handle in counters]
+        told = [told_by(zes, "zesPowerGetEnergyCounter", handle, "zes_power_energy_counter_t") for handle in counters]
         return sum(one.energy for one in told) / UJ_PER_J, max(one.timestamp for one in told) / UJ_PER_J
 
     def pids() -> list[int]:
-        found = _all(zes, "zesDeviceProcessesGetState", "zes_process_state_t", gpu.handle)
+        found = all_of(zes, "zesDeviceProcessesGetState", zes.zes_process_state_t, gpu.handle)
         return [int(process.processId) for process in found]
 
     return DeviceReader(
@@ -249,9 +282,9 @@ _State = tuple[float | None, None, float | None, tuple[str, ...] | None]
 def _states(zes: Any, handle: Any) -> Callable[[], _State]:
     engines, sensors, clocks = [], [], []
     with contextlib.suppress(ZesError):
-        engines = [(h, told.type) for h, told in _domains(zes, handle, "EngineGroups", "Engine", "engine")]
-        sensors = [(h, told.type) for h, told in _domains(zes, handle, "TemperatureSensors", "Temperature", "temp")]
-        clocks = [(h, told.type) for h, told in _domains(zes, handle, "FrequencyDomains", "Frequency", "freq")]
+        engines = [(h, told.type) for h, told in domains(zes, handle, "EngineGroups", "Engine", "engine")]
+        sensors = [(h, told.type) for h, told in domains(zes, handle, "TemperatureSensors", "Temperature", "temp")]
+        clocks = [(h, told.type) for h, told in domains(zes, handle, "FrequencyDomains", "Frequency", "freq")]
     busiest = [h for group in ENGINES for h, kind in engines if kind == getattr(zes, f"ZES_ENGINE_GROUP_{group}")]
     hottest = [h for h, kind in sensors if kind in (zes.ZES_TEMP_SENSORS_GLOBAL, zes.ZES_TEMP_SENSORS_GPU)]
     kernels = [h for h, kind in clocks if kind == zes.ZES_FREQ_DOMAIN_GPU]
@@ -261,14 +294,14 @@ def _states(zes: Any, handle: Any) -> Callable[[], _State]:
         busy = slowed = None
         celsius = ctypes.c_double()
         if busiest:
-            now = _told(zes, "zesEngineGetActivity", busiest[0], "zes_engine_stats_t")
+            now = told_by(zes, "zesEngineGetActivity", busiest[0], "zes_engine_stats_t")
             if before and now.timestamp > before[0].timestamp:
                 busy = min(1.0, (now.activeTime - before[0].activeTime) / (now.timestamp - before[0].timestamp))
             before[:] = [now]
         if hottest:
-            _call(zes, "zesTemperatureGetState", hottest[0], ctypes.byref(celsius))
+            call(zes, "zesTemperatureGetState", hottest[0], ctypes.byref(celsius))
         if kernels:
-            reasons = _told(zes, "zesFrequencyGetState", kernels[0], "zes_freq_state_t", "FREQ_STATE").throttleReasons
+            reasons = told_by(zes, "zesFrequencyGetState", kernels[0], "zes_freq_state_t", "FREQ_STATE").throttleReasons
             slowed = tuple(name for name, bits in SLOWED_BITS.items() if reasons & bits)
         return busy, None, celsius.value if hottest else None, slowed
 

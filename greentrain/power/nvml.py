@@ -470,7 +470,7 @@ class NvmlMeter:
     @property
     def sensors(self) -> Sequence[Sensor]:
         """One sensor a physical GPU; tick, cost and period are exact after :meth:`probe`. Then those of modules."""
-        return [part.sensor for part in (*self._gpus, *self._modules)]
+        return [*(gpu.sensor for gpu in self._gpus), *(module.sensor for module in self._modules)]
 
     def read(self) -> Sequence[PowerSample]:
         """Read every GPU once. The time of a sample is the middle of its call."""

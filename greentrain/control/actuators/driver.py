@@ -12,6 +12,7 @@ device commands, read 2026-11-21). What gives an administrator's setting away is
 
 import contextlib
 import functools
+import importlib.util
 import math
 import os
 import sys
@@ -25,7 +26,7 @@ import psutil
 
 from greentrain.control.actuators import guardian_main
 from greentrain.control.actuators.guardian import Guardian, Refused
-from greentrain.errors import ConfigError, MeterError
+from greentrain.errors import ConfigError, MeterError, MissingExtraError
 from greentrain.power.claims import ENV_DIR, claims_dir, used_by_torch
 from greentrain.power.daemon_client import DaemonClient, DaemonError, find_daemon
 from greentrain.power.nvml import VARIABLE, NvmlGpu, list_gpus, open_nvml, visible_devices
@@ -194,6 +195,46 @@ class GpuKnobs:
             return otherwise
 
 
+def open_driver() -> Any:
+    """Initialise the first driver that answers, NVIDIA's before others; return its bindings or what stands for them.
+
+    Raises:
+        MeterError: There is none; what NVML says.
+    """
+    try:
+        return open_nvml()
+    except MeterError:
+        for name, bindings in (("amd", "amdsmi"), ("intel", "pyzes")):
+            if bindings in sys.modules or importlib.util.find_spec(bindings) is not None:
+                from greentrain.control.actuators.vendors import Vendor
+
+                with contextlib.suppress(MeterError, MissingExtraError):
+                    return Vendor(name)
+        raise
+
+
+def all_knobs(nvml: Any) -> Sequence[GpuKnobs]:
+    """Return the GPUs of the node that can be opened; of other vendors than NVIDIA those that this process sees."""
+    if hasattr(nvml, "knobs"):
+        found: Sequence[GpuKnobs] = nvml.knobs()
+        return found
+    return [GpuKnobs(nvml, gpu) for gpu in list_gpus(nvml) if gpu.handle is not None]
+
+
+def visible_knobs(nvml: Any, environ: Mapping[str, str] | None = None) -> Sequence[GpuKnobs]:
+    """Return the GPUs that a process sees, in torch's order.
+
+    Args:
+        nvml: What :func:`open_driver` has returned.
+        environ: Environment variables; None: those of the process.
+    """
+    if hasattr(nvml, "knobs"):
+        return all_knobs(nvml)
+    found = [gpu for gpu in list_gpus(nvml) if not gpu.hidden]
+    entries = visible_devices(os.environ if environ is None else environ, [(gpu.uuid, gpu.slices) for gpu in found])
+    return [GpuKnobs(nvml, found[position]) for position in dict.fromkeys(entry.position for entry in entries)]
+
+
 def put_right(folder: Path, nvml: Any) -> list[str]:
     """Put back what processes left behind that died together with their guardian; return a sentence a GPU.
 
@@ -201,7 +242,7 @@ def put_right(folder: Path, nvml: Any) -> list[str]:
         folder: Folder of the records.
         nvml: The initialised bindings.
     """
-    return guardian_main.repair(str(folder), guardian_main.Library(nvml.nvmlLib._name, nvml.nvmlLib))
+    return guardian_main.repair(str(folder), guardian_main.library_of(nvml.nvmlLib._name, nvml.nvmlLib))
 
 
 FIRST_PID_NAMESPACE: Final = 0xEFFFFFFC
@@ -236,10 +277,7 @@ def choose(
         ConfigError: A named GPU is not visible to this process.
         NVMLError: The GPUs cannot be listed.
     """
-    found = [gpu for gpu in list_gpus(nvml) if not gpu.hidden]
-    entries = visible_devices(os.environ if environ is None else environ, [(gpu.uuid, gpu.slices) for gpu in found])
-    positions = list(dict.fromkeys(entry.position for entry in entries))
-    visible = [GpuKnobs(nvml, found[position]) for position in positions]
+    visible = visible_knobs(nvml, environ)
     shown = {gpu.uuid for gpu in visible}
     foreign = [uuid for uuid in named if uuid not in shown]
     elsewhere = topology.local_world_size > len(visible) and len(foreign) < len(named)
@@ -265,9 +303,10 @@ def own_of(visible: Sequence[GpuKnobs], topology: Topology) -> Sequence[GpuKnobs
         if len(visible) == 1:
             return visible
         return visible[topology.local_rank : topology.local_rank + 1]
-    used = used_by_torch()
+    kind = "xpu" if visible and visible[0].uuid.startswith("intel:") else "cuda"
+    used = used_by_torch(kind)
     if used is not None:
-        used = used or {sys.modules["torch"].cuda.current_device()}
+        used = used or {getattr(sys.modules["torch"], kind).current_device()}
     return [gpu for position, gpu in enumerate(visible) if used is None or position in used]
 
 
@@ -406,7 +445,7 @@ def open_gpus(
         ConfigError: A named GPU is not visible to this process.
     """
     try:
-        nvml = open_nvml()
+        nvml = open_driver()
     except MeterError as error:
         warn(f"{what} are left alone: {error}")
         return None
@@ -450,7 +489,9 @@ def open_gpus(
             f" until the next start with this {ENV_DIR}. Run it under an init (docker run --init; Kubernetes:"
             " shareProcessNamespace)"
         )
-    if not hasattr(nvml.nvmlLib, "fake_nvml_configure"):  # of greentrain.testing.fake_nvml
+    if not any(
+        hasattr(nvml.nvmlLib, name) for name in ("fake_nvml_configure", "fake_configure")
+    ):  # of greentrain.testing.fake_nvml
         warn_experimental("changing power limits and clocks of GPUs", "it ran on a fake driver, never on a card")
     return opened
 
@@ -477,6 +518,8 @@ def refusal(what: str, error: Exception) -> str:
         error: Error that the driver raised.
     """
     if type(error).__name__ == "NVMLError_NoPermission":
+        if remedy := getattr(error, "remedy", ""):
+            return f"{what} are left alone: this process may not set them ({error}): {remedy}"
         return (
             f"{what} are left alone: this process may not set them (NVML: {error}). It takes root with CAP_SYS_ADMIN:"
             " give it to the container (docker run --cap-add SYS_ADMIN; Kubernetes: securityContext, capabilities, add"
@@ -524,7 +567,7 @@ def repair(folder: Path | None = None) -> list[str]:
     if not guardian_main.records(str(place)):
         return []
     try:
-        nvml = open_nvml()
+        nvml = open_driver()
     except MeterError as error:
         return [
             f"a dead job may have left a power limit or clocks changed ({place}), and NVML cannot be opened: {error}"

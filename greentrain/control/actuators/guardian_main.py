@@ -254,7 +254,7 @@ def repair(folder: str, driver: "Library", wait_s: float = 2.0) -> "list[str]":
     said = []
     for path in records(folder):
         record = read(path)
-        if record is not None and owner_lives(record):
+        if record is not None and (owner_lives(record) or vendor_of(record.uuid) != driver.prefix):
             continue
         of_this_namespace = record is not None and record.owner[0] == this_process()[0]
         try:
@@ -268,6 +268,11 @@ def repair(folder: str, driver: "Library", wait_s: float = 2.0) -> "list[str]":
         except OSError as error:  # the driver's, or the folder's
             said.append(f"what a dead job left on a GPU ({path}) cannot be put back: {error}")
     return said
+
+
+def vendor_of(uuid: str) -> str:
+    """Return the prefix of another vendor than NVIDIA in a UUID."""
+    return next((prefix for prefix in ("amd:", "intel:") if uuid.startswith(prefix)), "")
 
 
 def _repair_one(path: str, driver: "Library") -> "list[str]":
@@ -292,6 +297,9 @@ class Library:
         name: File name of the shared library, which is loaded when first needed.
         loaded: The library where this process has it, initialised.
     """
+
+    prefix = ""
+    """How the UUIDs of other vendors' GPUs begin."""
 
     def __init__(self, name: str, loaded: "ctypes.CDLL | None" = None) -> None:
         self._name = name
@@ -367,6 +375,134 @@ class Library:
         if code:
             lib.nvmlErrorString.restype = ctypes.c_char_p
             raise OSError(f"{what}: {lib.nvmlErrorString(code).decode()} (NVML {code})")
+
+
+class AmdLibrary(Library):
+    """AMD's caps and clocks. Functions as in amdsmi.h of ROCm 7.0."""
+
+    prefix = "amd:"
+    init = "amdsmi_init", 2  # AMDSMI_INIT_AMD_GPUS
+
+    def open(self) -> None:
+        """Load and initialise it.
+
+        Raises:
+            OSError: It is not there, or has no driver.
+        """
+        if self._lib is None:
+            self._lib = ctypes.CDLL(self._name)
+            name, flags = self.init
+            self._do(name, ctypes.c_uint64(flags))
+
+    def limit_mw(self, uuid: str) -> int:
+        """Return the cap of the socket (mW)."""
+        told = (ctypes.c_uint64 * 8)()  # amdsmi_power_cap_info_t: the cap is the first (uW)
+        self._do("amdsmi_get_power_cap_info", self._gpu(uuid), ctypes.c_uint32(0), told)
+        return told[0] // 1000
+
+    def set_limit_mw(self, uuid: str, limit_mw: int) -> None:
+        """Set the cap of the socket (mW)."""
+        self._do("amdsmi_set_power_cap", self._gpu(uuid), ctypes.c_uint32(0), ctypes.c_uint64(1000 * limit_mw))
+
+    def restore(self, uuid: str, part: str, found: str) -> bool:
+        """Set the performance level AUTO, which takes the bound of determinism away."""
+        self._do("amdsmi_set_gpu_perf_level", self._gpu(uuid), ctypes.c_uint32(0))
+        return True
+
+    def _gpu(self, uuid: str) -> ctypes.c_void_p:
+        self.open()
+        for handle in self._gpus():
+            if self._uuid(handle) == uuid[len(self.prefix) :]:
+                return handle
+        raise OSError(f"there is no GPU {uuid}")
+
+    def _gpus(self) -> "list[ctypes.c_void_p]":
+        sockets = self._all("amdsmi_get_socket_handles")
+        return [gpu for socket in sockets for gpu in self._all("amdsmi_get_processor_handles", socket)]
+
+    def _uuid(self, handle: ctypes.c_void_p) -> str:
+        told, length = ctypes.create_string_buffer(64), ctypes.c_uint32(38)  # AMDSMI_GPU_UUID_SIZE
+        self._do("amdsmi_get_gpu_device_uuid", handle, ctypes.byref(length), told)
+        return told.value.decode()
+
+    def _do(self, name: str, *args: object) -> None:
+        if code := getattr(self._lib, name)(*args):
+            raise OSError(code, f"{name} answers {code:#x}")
+
+    def _all(self, name: str, *of: object) -> "list[ctypes.c_void_p]":
+        """Return the handles that a function counts first and tells then."""
+        count = ctypes.c_uint32()
+        self._do(name, *of, ctypes.byref(count), None)
+        found = (ctypes.c_void_p * count.value)()
+        self._do(name, *of, ctypes.byref(count), found)
+        return [ctypes.c_void_p(value) for value in found]
+
+
+class PowerLimit(ctypes.Structure):
+    """zes_power_limit_ext_desc_t of zes_api.h (Level Zero 1.13)."""
+
+    _fields_ = [
+        ("stype", ctypes.c_int32),
+        ("next", ctypes.c_void_p),
+        *((name, ctypes.c_int32) for name in ("level", "source", "unit")),
+        *((name, ctypes.c_uint8) for name in ("state_locked", "enabled", "interval_locked")),
+        ("interval", ctypes.c_int32),
+        ("locked", ctypes.c_uint8),
+        ("limit", ctypes.c_int32),
+    ]
+
+
+class IntelLibrary(AmdLibrary):
+    """Intel's sustained limits and frequency ranges. Functions as in zes_api.h of Level Zero 1.13."""
+
+    prefix = "intel:"
+    init = "zesInit", 0
+
+    def limit_mw(self, uuid: str) -> int:
+        """Return the sustained power limit (mW)."""
+        return int(self._sustained(uuid)[1].limit)
+
+    def set_limit_mw(self, uuid: str, limit_mw: int) -> None:
+        """Set the sustained power limit (mW)."""
+        domain, limit = self._sustained(uuid)
+        limit.limit = limit_mw
+        self._do("zesPowerSetLimitsExt", domain, ctypes.byref(ctypes.c_uint32(1)), ctypes.byref(limit))
+
+    def restore(self, uuid: str, part: str, found: str) -> bool:
+        """Give every frequency domain the factory's range."""
+        for domain in self._all("zesDeviceEnumFrequencyDomains", self._gpu(uuid)):
+            self._do("zesFrequencySetRange", domain, (ctypes.c_double * 2)(-1.0, -1.0))
+        return True
+
+    def _sustained(self, uuid: str) -> "tuple[ctypes.c_void_p, PowerLimit]":
+        for domain in self._all("zesDeviceEnumPowerDomains", self._gpu(uuid)):
+            limits, count = (PowerLimit * 8)(), ctypes.c_uint32(8)
+            self._do("zesPowerGetLimitsExt", domain, ctypes.byref(count), limits)
+            for limit in limits[: count.value]:
+                if limit.level == 1:  # ZES_POWER_LEVEL_SUSTAINED
+                    return domain, limit
+        raise OSError(0x78000003, f"{uuid} has no sustained power limit")
+
+    def _gpus(self) -> "list[ctypes.c_void_p]":
+        return [gpu for driver in self._all("zesDriverGet") for gpu in self._all("zesDeviceGet", driver)]
+
+    def _uuid(self, handle: ctypes.c_void_p) -> str:
+        told = (ctypes.c_uint8 * 2048)(1)  # zes_device_properties_t, with its stype and room to spare
+        self._do("zesDeviceGetProperties", handle, told)
+        return bytes(told[112:128]).hex()  # core.uuid
+
+
+def library_of(name: str, loaded: "ctypes.CDLL | None" = None) -> Library:
+    """Return the settings of the GPUs of a driver's library.
+
+    Args:
+        name: File name of the library, which tells whose it is.
+        loaded: The library where this process has it, initialised; AMD's and Intel's are loaded anew, beside bindings
+            that declare the types of their functions.
+    """
+    if "libamd_smi" in name:
+        return AmdLibrary(name)
+    return IntelLibrary(name) if "ze_loader" in name else Library(name, loaded)
 
 
 class Guard:
@@ -508,7 +644,7 @@ def main(args: "list[str]") -> None:
     folder, library = args[6:]
     _leave_the_family()
     os.write(reply_fd, f"0 ok {os.getpid()}\n".encode())
-    guard = Guard(folder, (namespace, pid, start), Library(library))
+    guard = Guard(folder, (namespace, pid, start), library_of(library))
     serve(guard, command_fd, reply_fd, death_fd, pid, start)
 
 

@@ -19,11 +19,20 @@ from typing import Final
 
 from greentrain.config.schema import PowerCapConfig
 from greentrain.control.actuators import driver, guardian_main
-from greentrain.control.actuators.driver import GpuKnobs, GpuSetting, Opened, open_gpus, put_right, refusal, writable
+from greentrain.control.actuators.driver import (
+    GpuKnobs,
+    GpuSetting,
+    Opened,
+    all_knobs,
+    open_driver,
+    open_gpus,
+    put_right,
+    refusal,
+    writable,
+)
 from greentrain.control.actuators.guardian import Guardian
 from greentrain.errors import ConfigError, MeterError
 from greentrain.power.claims import claims_dir
-from greentrain.power.nvml import list_gpus, open_nvml
 from greentrain.types import Topology
 
 IGNORED: Final = 0.02
@@ -385,11 +394,11 @@ def survey_caps(folder: Path | None = None) -> Sequence[str]:
     """
     place = claims_dir() if folder is None else folder
     try:
-        nvml = open_nvml()
+        nvml = open_driver()
     except MeterError as error:
         return [f"power limits and clocks: cannot be set, {error}"]
     try:
-        lines = [_line(GpuKnobs(nvml, gpu)) for gpu in list_gpus(nvml) if gpu.handle is not None]
+        lines = [_line(gpu) for gpu in all_knobs(nvml)]
         lines += _records(place)
     except Exception as error:
         return [f"power limits and clocks: NVML cannot list the GPUs ({error})"]

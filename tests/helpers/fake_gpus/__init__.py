@@ -123,7 +123,7 @@ def _library(vendor: str) -> tuple[ctypes.CDLL, ModuleType, Path]:
         "-fPIC",
         "-shared",
         "-fvisibility=hidden",
-        f"-Wl,-soname,{soname}",
+        f"-Wl,-soname,{soname if vendor == 'intel' else 'libfake.so'}",
         "-o",
         str(target),
     ]
@@ -159,7 +159,8 @@ class FakeGpus:
     """
 
     def __init__(self, vendor: str, *gpus: FakeGpu, init_code: int = 0) -> None:
-        self._vendor = vendor
+        self.vendor = vendor
+        """Whose."""
         self.lib, self._bindings, self.library = _library(vendor)
         self._folder = tempfile.TemporaryDirectory(prefix="fake-gpus-")
         self.state_file = Path(self._folder.name) / "state"
@@ -192,12 +193,12 @@ class FakeGpus:
         gpu.limit_mw, gpu.may_set = int(1000 * source.limit_w), source.may_set
         gpu.clock_min_mhz, gpu.clock_max_mhz = gpu.low_mhz, gpu.high_mhz = source.clocks_mhz
         gpu.utilisation, gpu.memory, gpu.temperature_c, gpu.hip_id = 90, 45, 60, number
-        gpu.tiles, gpu.card_counter = (0, 1) if self._vendor == "amd" else (1, 1)
+        gpu.tiles, gpu.card_counter = (0, 1) if self.vendor == "amd" else (1, 1)
         for name, value in source.extra.items():
             setattr(gpu, name, value)
 
     def __enter__(self) -> Self:
-        module = LIBRARIES[self._vendor][2]
+        module = LIBRARIES[self.vendor][2]
         self._before = {name: m for name, m in sys.modules.items() if name == module or name.startswith(f"{module}.")}
         sys.modules[module] = self._bindings
         assert self.lib.fake_configure(str(self.state_file).encode()) == 0
@@ -205,7 +206,7 @@ class FakeGpus:
 
     def __exit__(self, *_: object) -> None:
         self.lib.fake_configure(None)
-        _forget(LIBRARIES[self._vendor][2])
+        _forget(LIBRARIES[self.vendor][2])
         sys.modules.update(self._before)
         del self.state
         self._map.close()

@@ -76,14 +76,14 @@ API int zesPowerGetEnergyCounter(void *h, uint64_t *out) {
 typedef struct { int32_t stype; void *next; int32_t level, source, unit; uint8_t state_locked, enabled, interval_locked; int32_t interval; uint8_t locked; int32_t limit; } limit_desc;
 API int zesPowerGetLimitsExt(void *h, uint32_t *n, limit_desc *out) {
     DEVICE(domains, h, 1 + MAX_TILES)
-    for (uint32_t k = 0; out && k < *n; k++) {
+    for (uint32_t k = 0; out && k < *n && k < 2; k++) {
         memset(&out[k], 0, sizeof *out);
         out[k].level = k ? 3 : 1; /* peak, sustained */
         out[k].unit = 2;
         out[k].enabled = 1;
         out[k].limit = k ? 2 * (int32_t)g->limit_max_mw : (int32_t)g->limit_mw;
     }
-    *n = 2;
+    *n = 2; /* sustained and peak */
     return SUCCESS;
 }
 API int zesPowerSetLimitsExt(void *h, uint32_t *n, limit_desc *in) {
