@@ -27,7 +27,7 @@ import psutil
 from greentrain.control.actuators import guardian_main
 from greentrain.control.actuators.guardian import Guardian, Refused
 from greentrain.errors import ConfigError, MeterError, MissingExtraError
-from greentrain.power.claims import ENV_DIR, claims_dir, used_by_torch
+from greentrain.power.claims import ENV_DIR, FIRST_PID_NAMESPACE, claims_dir, used_by_torch
 from greentrain.power.daemon_client import DaemonClient, DaemonError, find_daemon
 from greentrain.power.nvml import VARIABLE, NvmlGpu, list_gpus, open_nvml, visible_devices
 from greentrain.types import Topology
@@ -243,11 +243,6 @@ def put_right(folder: Path, nvml: Any) -> list[str]:
         nvml: The initialised bindings.
     """
     return guardian_main.repair(str(folder), guardian_main.library_of(nvml.nvmlLib._name, nvml.nvmlLib))
-
-
-FIRST_PID_NAMESPACE: Final = 0xEFFFFFFC
-"""Inode of the machine's first PID namespace, PROC_PID_INIT_INO in Linux' include/linux/proc_ns.h (6.18). A process in
-another one is in a container, where every process that it sees is of the same job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
