@@ -103,6 +103,15 @@ class Gear(StrEnum):
     FP16 = "fp16"
     FP8 = "fp8"
     """e4m3 forward and e5m2 gradients in the chosen linear layers, BF16 around them."""
+    MXFP8 = "mxfp8"
+    """e4m3 with a power of two for each 32 elements, in the same layers (OCP Microscaling 1.0)."""
+    NVFP4 = "nvfp4"
+    """e2m1 with an e4m3 scale for each 16 elements, in the same layers: the riskiest (arXiv 2509.25149)."""
+
+    @property
+    def is_low(self) -> bool:
+        """Whether products run in 8 or 4 bits, and what is said of FP8's share, noise and cost holds for it."""
+        return self in (Gear.FP8, Gear.MXFP8, Gear.NVFP4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

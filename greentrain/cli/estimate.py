@@ -80,7 +80,8 @@ def estimate(
     precision: Annotated[
         str | None,
         typer.Option(
-            help="fp32, bf16, fp16 or fp8; bf16 if none, or the device's 16 bit.", autocompletion=complete.gears
+            help="fp32, bf16, fp16, fp8, mxfp8 or nvfp4; bf16 if none, or the device's 16 bit.",
+            autocompletion=complete.gears,
         ),
     ] = None,
     device: Annotated[

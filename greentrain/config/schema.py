@@ -218,7 +218,7 @@ MeterNames = Annotated[
     tuple[Annotated[str, Choice(METERS)], ...], NotEmpty("name a meter, or use ['null'] to measure nothing")
 ]
 BACKENDS = ("auto", "scaled_mm", "transformer_engine", "torchao")
-SCALINGS = ("tensorwise", "rowwise")
+SCALINGS = ("tensorwise", "rowwise", "blockwise")
 GAMMAS = ("measured", "paper")
 DECAYS = ("keep", "scale", "paper")
 SCHEDULERS = ("threshold", "lowest_window", "mpc", "carbongear", "carbongear-printed", "carl", "spot")
@@ -262,12 +262,8 @@ class PowerConfig:
     """``auto`` (every sensor that can be read, models for the rest) or a list of METERS; of GPUs, the first vendor's
     whose driver answers."""
     gpus: Annotated[tuple[str, ...], NotEmpty("name a GPU, or leave the key out")] | None = None
-    """GPUs to book, each as ``CUDA_VISIBLE_DEVICES`` names it: an index of the node or a UUID. ``[all]``: all that the
-    process sees; ``[used]``: those alone that it is known to compute on, by torch or the driver. None: the same, and
-    all that it sees as long as that is not known."""
-    split: Annotated[str, Choice(("auto", "always", "off"))] = "auto"
-    """Of a GPU that others compute on too, by MPS or in turns, this job's part is booked, modelled: ``auto``, where
-    others are there when the run begins; ``always``; ``off``: all of it. Of MIG devices it is always the own part."""
+    """GPUs to book, each as ``CUDA_VISIBLE_DEVICES`` names it: an index of the node or a UUID. None: those that the
+    process computes on, as far as torch or the driver tells, else all that it sees."""
     device_clock: Annotated[str, Choice(("auto", "off"))] = "auto"
     """``auto``: a device that works behind the host tells by events when it gets to a phase, and its joules are cut by
     that; ``off``: they are cut by the host's times, and nothing is recorded on the device."""
@@ -381,31 +377,41 @@ class PrecisionConfig:
     """Which gears a run may use. Without gears, precision is left to the framework."""
 
     gears: tuple[GearName, ...] = ()
-    """Some of ``fp32``, ``bf16``, ``fp16`` and ``fp8``. A run starts in the first unless its policy says otherwise."""
+    """Some of ``fp32``, ``bf16``, ``fp16``, ``fp8``, ``mxfp8`` and ``nvfp4``. A run starts in the first unless its
+    policy says otherwise."""
     backend: Annotated[str, Choice(BACKENDS)] = "auto"
-    """Who multiplies in FP8: one of BACKENDS."""
+    """Who multiplies in FP8, MXFP8 and NVFP4: one of BACKENDS."""
     scaling: Annotated[str, Choice(SCALINGS)] = "tensorwise"
-    """FP8 scale of the backend ``scaled_mm``: one for a tensor, or one for each row."""
+    """FP8's scales: one for a tensor, one for each row, or ``blockwise``: one for each 128 elements of a row and
+    for each 128 x 128 of a weight."""
     include: tuple[str, ...] = ("*",)
-    """Names of linear layers that may run in FP8, with wildcards."""
+    """Names of linear layers and experts that may run in FP8, MXFP8 and NVFP4, with wildcards."""
     exclude: tuple[str, ...] = ()
     """Names of those that must not."""
     min_features: Annotated[int, Bound(1, 1e6)] = 128
-    """Smallest width of a layer that runs in FP8: below, scaling costs more than it saves (nanochat's fp8.py: 128)."""
+    """Smallest width of a layer that runs in 8 or 4 bits: below, scaling costs more than it saves (nanochat's fp8.py:
+    128)."""
     eval_gear: GearName | None = None
     """Gear of evaluation, so that its curves compare; None: BF16, or the most precise gear without it."""
     fp32_outputs: bool = True
     """Return what the model returns in 16 bits as FP32. False: as computed, where logits beside a loss are large."""
+    cast_once: bool = False
+    """Cast a weight that is used often, as where layers share it, once a pass (autocast's cache). That saves casts, and
+    sums its gradients in 16 bits."""
     fp8_max_share: Annotated[float, Bound(0.0, 1.0)] = 1.0
-    """Largest share of optimizer steps in FP8."""
+    """Largest share of optimizer steps in FP8, MXFP8 and NVFP4 together."""
     max_extra_nats: Annotated[float, Bound(0.0, 100.0)] | None = None
-    """By how much FP8 may raise the loss at the end (nats). ``fp8_max_share`` falls to what keeps it, in proportion to
-    ``fp8_extra_nats``; without that it is refused."""
+    """By how much FP8, MXFP8 and NVFP4 may raise the loss at the end (nats). ``fp8_max_share`` falls to what keeps it,
+    in proportion to the largest of the costs below; refused where that of a gear of the run is not known."""
     fp8_extra_nats: Annotated[float, Bound(-100.0, 100.0)] | None = None
     """By how much a run all in FP8 ended above one without (nats), as measured on this model: the upper end of what
     ``greentrain compare`` says; None: not known, and never guessed."""
+    mxfp8_extra_nats: Annotated[float, Bound(-100.0, 100.0)] | None = None
+    """The same of MXFP8 (nats)."""
+    nvfp4_extra_nats: Annotated[float, Bound(-100.0, 100.0)] | None = None
+    """The same of NVFP4 (nats)."""
     gamma: Annotated[float, Bound(1e-6, 1e6)] | Annotated[str, Choice(GAMMAS)] = "measured"
-    """How AdamW slows down in FP8: ``measured``, a number, or ``paper``; see ``greentrain.optim``."""
+    """How AdamW slows down in FP8, MXFP8 and NVFP4: ``measured``, a number, or ``paper``; see ``greentrain.optim``."""
     decay: Annotated[str, Choice(DECAYS)] = "keep"
     """``keep``: weight decay a step as without gamma; ``scale``: gamma only divides the learning rate; ``paper``: the
     published Eq. (11) to the letter, which speeds up."""
@@ -417,24 +423,29 @@ class PrecisionConfig:
         if len(set(self.gears)) != len(self.gears):
             raise ConfigError(f"precision.gears names a gear twice: {list(self.gears)}")
         if self.max_extra_nats is not None:
-            if self.fp8_extra_nats is None:
-                raise ConfigError(
-                    f"precision.max_extra_nats is {self.max_extra_nats:g}, but nobody says what FP8 costs at the end,"
-                    " and that is not guessed: measure it with runs in FP8 beside runs without (greentrain compare) and"
-                    " set precision.fp8_extra_nats, or bound the share itself with precision.fp8_max_share"
-                )
-            if self.fp8_extra_nats > self.max_extra_nats:
-                share = min(self.fp8_max_share, self.max_extra_nats / self.fp8_extra_nats)
-                object.__setattr__(self, "fp8_max_share", share)
-        if self.gears == ("fp8",) and self.fp8_max_share < 1.0:
+            object.__setattr__(self, "fp8_max_share", min(self.fp8_max_share, self._kept(self.max_extra_nats)))
+        if self.fp8_max_share < 1.0 and self.gears and all(Gear(gear).is_low for gear in self.gears):
+            only = f"{self.gears[0]} is the only gear" if len(self.gears) == 1 else "no gear has more than 8 bits"
             raise ConfigError(
-                f"precision.fp8_max_share is {self.fp8_max_share:g}, but fp8 is the only gear: add bf16 to"
-                " precision.gears"
+                f"precision.fp8_max_share is {self.fp8_max_share:g}, but {only}: add bf16 to precision.gears"
             )
         if self.eval_gear is not None and self.gears and self.eval_gear not in self.gears:
             raise ConfigError(
                 f"precision.eval_gear is {self.eval_gear!r}, which is not among precision.gears {list(self.gears)}"
             )
+
+    def _kept(self, bound_nats: float) -> float:
+        """Return the share of steps in 8 or 4 bits that keeps a bound on the loss, all in the gear that costs most."""
+        lows = [gear for gear in self.gears if Gear(gear).is_low] or ["fp8"]
+        costs_nats = {gear: getattr(self, f"{gear}_extra_nats") for gear in lows}
+        for gear in [gear for gear, cost in costs_nats.items() if cost is None]:
+            raise ConfigError(
+                f"precision.max_extra_nats is {bound_nats:g}, but nobody says what {gear.upper()} costs at the end, and"
+                f" that is not guessed: measure it with runs in {gear.upper()} beside runs without (greentrain compare)"
+                f" and set precision.{gear}_extra_nats, or bound the share itself with precision.fp8_max_share"
+            )
+        most_nats = max(costs_nats.values())
+        return bound_nats / most_nats if most_nats > bound_nats else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

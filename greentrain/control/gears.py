@@ -34,7 +34,7 @@ from greentrain.types import Decision, Gear, Observation, Policy
 from greentrain.utils.never_raise import never_raises, warn
 
 PRECISE_FIRST = (Gear.BF16, Gear.FP32, Gear.FP16)
-"""What stands in for FP8 where it is not allowed: the gear around its products first."""
+"""What stands in for 8 and 4 bits where they are not allowed: the gear around their products first."""
 
 
 class GearLoop:
@@ -43,7 +43,7 @@ class GearLoop:
     Args:
         policy: The policy.
         gears: Gears of the run.
-        fp8_max_share: Largest share of steps in FP8.
+        fp8_max_share: Largest share of steps in FP8, MXFP8 and NVFP4 together.
     """
 
     def __init__(self, policy: Policy, gears: Sequence[Gear], fp8_max_share: float = 1.0) -> None:
@@ -60,15 +60,17 @@ class GearLoop:
             vetoes: Gears that must not be used now, and why.
         """
         wanted = self._policy.decide(seen)
-        spent = self._fp8_max_share < 1.0 and done.get(Gear.FP8, 0) + 1 > self._fp8_max_share * (sum(done.values()) + 1)
+        low = sum(steps for gear, steps in done.items() if gear.is_low)
+        spent = self._fp8_max_share < 1.0 and low + 1 > self._fp8_max_share * (sum(done.values()) + 1)
         why = vetoes.get(wanted.gear, "")
-        if not why and wanted.gear is Gear.FP8 and spent:
-            why = f"FP8 has had its share of {self._fp8_max_share:.0%} of the steps"
+        if not why and wanted.gear.is_low and spent:
+            why = f"{wanted.gear.upper()} has had its share of {self._fp8_max_share:.0%} of the steps"
         if not why:
             return wanted
-        allowed = [gear for gear in PRECISE_FIRST if gear in self._gears and gear not in vetoes]
-        if not allowed and not spent and Gear.FP8 in self._gears and Gear.FP8 not in vetoes:
-            allowed = [Gear.FP8]
+        others = [gear for gear in (Gear.MXFP8, Gear.FP8, Gear.NVFP4) if gear in self._gears and gear not in vetoes]
+        allowed = [gear for gear in PRECISE_FIRST if gear in self._gears and gear not in vetoes] or (
+            [] if spent else others
+        )
         return Decision(gear=allowed[0], reason=why) if allowed else wanted
 
 
@@ -151,7 +153,7 @@ class Gears:
         self.probe: NoiseProbe | None = None
         self.noise: Noise | None = None
         """What the noise probe has found last."""
-        self._guard = QualityGuard()
+        self._guards = {gear: QualityGuard(gear) for gear in self.box.low}
         self._saved: Mapping[str, Any] = {}
         self._outer: nn.Module | None = None
         self._scaler: Any = None
@@ -200,7 +202,8 @@ class Gears:
 
     def restart(self) -> None:
         """Count from 0: a new run begins."""
-        self.steps, self.noise, self._saved, self.vetoes, self._guard = 0, None, {}, {}, QualityGuard()
+        self.steps, self.noise, self._saved, self.vetoes = 0, None, {}, {}
+        self._guards = {gear: QualityGuard(gear) for gear in self.box.low}
         self.neutral = False
         self.done = dict.fromkeys(self.box.gears, 0)
         if self.probe is not None:  # steps before start() were not the run's
@@ -211,7 +214,7 @@ class Gears:
         """Start the noise probe, when the model is in all its wrappers."""
         every = self._config.probe_every
         self._warn_of_eager()
-        if self.probe is None and every and Gear.FP8 in self.box.gears and self._outer is not None:
+        if self.probe is None and every and self.box.low and self._outer is not None:
             scale = getattr(self._scaler, "get_scale", lambda: 1.0)
             self.recorder = CallRecorder(self._outer, scale)
             self.probe = NoiseProbe(self.box, self.recorder, every)
@@ -221,13 +224,13 @@ class Gears:
 
     def _warn_of_eager(self) -> None:
         outer = self._outer
-        if outer is None or Gear.FP8 not in self.box.gears or next(outer.parameters()).device.type != "cuda":
+        if outer is None or not self.box.low or next(outer.parameters()).device.type != "cuda":
             return
         own = self.box.backend is not None and self.box.backend.name != "transformer_engine"
         if own and not is_compiled(outer):
             warn(
-                "FP8 without torch.compile is slower than BF16 on a GPU (four times in nanochat's log, rowwise, H100):"
-                " compile the model or its blocks"
+                "8 bits without torch.compile are slower than BF16 on a GPU (FP8 four times in nanochat's log, rowwise,"
+                " H100): compile the model or its blocks"
             )
 
     def bind(self, optimizer: Any, *, counts: bool = True) -> None:
@@ -246,7 +249,7 @@ class Gears:
             return
         self._bound.append(optimizer)
         self._watch_noise()
-        if Gear.FP8 in self.box.gears and self._config.gamma != 1.0:
+        if self.box.low and self._config.gamma != 1.0:
             self._adapt(optimizer)
         if counts and not self._counted:
             self._counted = True
@@ -332,19 +335,20 @@ class Gears:
     def gamma(self) -> float:
         """Return by how much AdamW has to slow down in the gear of this step."""
         asked = self._config.gamma
-        if self.box.gear is not Gear.FP8 or self.neutral:
+        if not self.box.gear.is_low or self.neutral:
             return 1.0
         if isinstance(asked, float):
             return asked
         if asked == "paper":
             return PAPER_GAMMA
-        return 1.0 if self.noise is None else round(self.noise.gamma, GAMMA_DIGITS)
+        return 1.0 if self.noise is None else round(self.noise.gamma_in(self.box.gear), GAMMA_DIGITS)
 
     def metrics(self) -> dict[str, float]:
         """Return figures for a logger; what was not measured is left out."""
         out = {}
-        if Gear.FP8 in self.box.gears and self.steps:
-            out["green/fp8_share"] = self.done[Gear.FP8] / max(1, sum(self.done.values()))
+        if self.steps:
+            for gear in self.box.low:
+                out[f"green/{gear}_share"] = self.done[gear] / max(1, sum(self.done.values()))
         if self.noise is not None:
             out["green/gamma"] = self.noise.gamma
             if self.noise.sigma_ratio is not None:
@@ -380,7 +384,7 @@ class Gears:
         """Return what a checkpoint must hold, in plain JSON types."""
         return {**self.box.state_dict(), "steps": self.steps, "done": {str(g): n for g, n in self.done.items()}} | {
             "probe": self._saved if self.probe is None else self.probe.state_dict(),
-            "guard": self._guard.state_dict(),
+            "guard": {str(gear): guard.state_dict() for gear, guard in self._guards.items()},
             "vetoes": {str(gear): why for gear, why in self.vetoes.items()},
         }
 
@@ -393,7 +397,9 @@ class Gears:
         self._saved = state.get("probe") or {}
         if self.probe is not None and self._saved:
             self.probe.load_state_dict(self._saved)
-        self._guard.load_state_dict(state.get("guard") or {})
+        minds = state.get("guard") or {}
+        for gear, guard in self._guards.items():  # one without a gear's name is of 0.2, which had FP8 alone
+            guard.load_state_dict(minds if "left" in minds and gear is Gear.FP8 else minds.get(str(gear)) or {})
         self.vetoes = {Gear(gear): why for gear, why in (state.get("vetoes") or {}).items()}
         self._decide()
 
@@ -401,8 +407,8 @@ class Gears:
         """Take in what a probe has found, or that there will be none any more."""
         if noise is not None:
             self.noise = noise
-            why = self._guard.judge(noise)
-            self.vetoes = {} if why is None else {Gear.FP8: why}
+            judged = {gear: guard.judge(noise) for gear, guard in self._guards.items()}
+            self.vetoes = {gear: why for gear, why in judged.items() if why is not None}
         elif self.probe is not None and self.probe.problem:
             log.info("gradient noise is not measured any more: %s", self.probe.problem)
             self._saved, self.probe, self.recorder = self.probe.state_dict(), None, None

@@ -28,7 +28,7 @@ from greentrain.estimate.carbon import (
 from greentrain.estimate.cluster import Cluster
 from greentrain.estimate.hardware import Accelerator
 from greentrain.estimate.hours import AUTO, Hours
-from greentrain.estimate.mfu import fp8_speedup, peak_of
+from greentrain.estimate.mfu import GAINS, fp8_speedup, peak_of
 from greentrain.estimate.model_shape import ModelShape
 from greentrain.estimate.money import Money, RunPrices, money
 from greentrain.estimate.power_model import watts
@@ -195,9 +195,10 @@ def _core(
     elif found.node_w is not None:
         node_w = found.node_w
     else:
-        gain = fp8_speedup(device).mid if workload.precision is Gear.FP8 else 1.0
-        modelled = watts(device, found.mfu / gain)  # nobody metered FP8: the watts are those of 16 bit
-        node_w = modelled.node_w
+        low = workload.precision if workload.precision.is_low else None
+        gain = fp8_speedup(device, low).mid if low else 1.0
+        modelled = watts(device, found.mfu / gain)  # the watts of 16 bit: nobody metered FP8, and the others are ratios
+        node_w = modelled.node_w.times(GAINS[low][1] if low else 1.0)
         said += modelled.assumptions
     grid = intensity(signal, duration_h.mid, options.start)
     used = operational(

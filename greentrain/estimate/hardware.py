@@ -432,7 +432,7 @@ def is_known(accelerator: Accelerator) -> bool:
 def practice_of(accelerator: Accelerator, precision: Gear) -> Practice:
     """Return the constants for a device in one precision."""
     eta = ETA.get(accelerator.family, ETA_OTHER)
-    if precision is Gear.FP8:
+    if precision.is_low:
         eta = _assumed(eta.value * ETA_FP8.value, f"{ETA_FP8.value} x {eta.value}: {ETA_FP8.source}; {eta.source}")
     return Practice(
         eta=eta,

@@ -37,6 +37,16 @@ FP8_SPEEDUP: Final = Range(low=1.2, mid=1.35, high=1.5)
 _FP8_SOURCE: Final = (
     "torchtitan is published with +34 % for Llama-2-7B and +50 % for Llama3-70B on 128 H100s; low is assumed"
 )
+_AO_SOURCE: Final = (
+    "published: github.com/pytorch/ao/pull/4798, 2026-08-24, DeepSeek-V3 on 64 GB300: performance per watt 1.65 x in"
+    " NVFP4 (37.6 % faster at 16.6 % less power), 1.31 x in MXFP8; low is its 16B model (15.4 % faster, 7.8 % slower)"
+)
+GAINS: Final[Mapping[Gear, tuple[Range, float, str]]] = {
+    Gear.FP8: (FP8_SPEEDUP, 1.0, _FP8_SOURCE),
+    Gear.MXFP8: (Range(low=0.922, mid=1.31, high=1.5), 1.0, _AO_SOURCE + "; as all speed, and high as FP8's"),
+    Gear.NVFP4: (Range(low=1.154, mid=1.376, high=1.65), 0.834, _AO_SOURCE + "; high is assumed"),
+}
+"""Speed and power of a gear over BF16, whole steps, and who says so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,24 +212,29 @@ def estimate_mfu(
             kind=SourceKind.FITTED,
         ),
     ]
-    if workload.precision is Gear.FP8:
-        gain = fp8_speedup(accelerator)
+    if workload.precision.is_low:
+        gain, name = fp8_speedup(accelerator, workload.precision), workload.precision.upper()
         hours = product([hours, one_over(gain)])
         text = f"{gain.mid:g} x ({gain.low:g} to {gain.high:g})"
-        source = _FP8_SOURCE + ("" if gain == FP8_SPEEDUP else f"; {accelerator.name}'s peaks allow no more")
-        assumptions.append(Assumption(name="FP8 over BF16", value=text, source=source, kind=SourceKind.ASSUMED))
+        published, _, source = GAINS[workload.precision]
+        source += "" if gain == published else f"; {accelerator.name}'s peaks allow no more"
+        assumptions.append(Assumption(name=f"{name} over BF16", value=text, source=source, kind=SourceKind.ASSUMED))
     return MfuEstimate(gpu_hours=hours, mfu=mfu, flop=flop, assumptions=tuple(assumptions), warnings=tuple(warnings))
 
 
-def fp8_speedup(accelerator: Accelerator) -> Range:
-    """Return what FP8 gains over 16 bit in whole steps: as published, and no more than the device's peaks promise.
+def fp8_speedup(accelerator: Accelerator, gear: Gear = Gear.FP8) -> Range:
+    """Return what 8 or 4 bits gain over 16 in whole steps: as published, and no more than the device's peaks promise.
+
+    Args:
+        accelerator: The device.
+        gear: FP8, MXFP8 or NVFP4.
 
     Raises:
-        ConfigError: The device has no FP8, or no 16-bit peak.
+        ConfigError: The device has no such gear, or no 16-bit peak.
     """
-    wide, _ = peak_of(accelerator, Gear.FP8)
-    most = max(1.0, accelerator.peak_flop_s[Gear.FP8].value / wide.value)
-    return Range(low=min(FP8_SPEEDUP.low, most), mid=min(FP8_SPEEDUP.mid, most), high=min(FP8_SPEEDUP.high, most))
+    wide, _ = peak_of(accelerator, gear)
+    most, gain = max(1.0, accelerator.peak_flop_s[gear].value / wide.value), GAINS[gear][0]
+    return Range(low=min(gain.low, most), mid=min(gain.mid, most), high=min(gain.high, most))
 
 
 def one_over(share: Range) -> Range:
@@ -234,8 +249,8 @@ def peak_of(accelerator: Accelerator, precision: Gear) -> tuple[SourcedNumber, G
         ConfigError: The device has no such precision.
     """
     peaks = accelerator.peak_flop_s
-    if precision is Gear.FP8 and Gear.FP8 not in peaks:
-        raise ConfigError(f"{accelerator.name} has no FP8: choose bf16 or another device")
+    if precision.is_low and precision not in peaks:
+        raise ConfigError(f"{accelerator.name} has no {precision.upper()}: choose bf16 or another device")
     wanted = (Gear.FP32,) if precision is Gear.FP32 else (Gear.BF16, Gear.FP16)
     for gear in wanted:
         if gear in peaks:

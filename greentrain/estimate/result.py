@@ -16,7 +16,7 @@ from greentrain.estimate.carbon import Operational, SciRange
 from greentrain.estimate.cluster import Cluster
 from greentrain.estimate.hardware import Accelerator
 from greentrain.estimate.layouts import ParallelLayout
-from greentrain.estimate.mfu import fp8_speedup
+from greentrain.estimate.mfu import GAINS, fp8_speedup
 from greentrain.estimate.model_shape import ModelShape
 from greentrain.estimate.money import Money
 from greentrain.estimate.relations import Relation
@@ -379,18 +379,20 @@ def action_rows(found: Estimate) -> list[dict[str, Any]]:
     """Return the actions as ``declared`` of the action table reads them, the whole job's tokens/s and watts."""
     tokens_per_s = found.workload.tokens / (found.duration_h.mid * S_PER_HOUR)
     speeds = {found.workload.precision: tokens_per_s}
-    if Gear.FP8 in found.device.peak_flop_s:
-        if found.workload.precision is Gear.FP8:
-            speeds[Gear.BF16] = tokens_per_s / fp8_speedup(found.device).mid
-        elif found.workload.precision is Gear.BF16:
-            speeds[Gear.FP8] = tokens_per_s * fp8_speedup(found.device).mid
+    if found.workload.precision.is_low:
+        speeds[Gear.BF16] = tokens_per_s / fp8_speedup(found.device, found.workload.precision).mid
+    elif found.workload.precision is Gear.BF16:
+        lows = [gear for gear in found.device.peak_flop_s if gear.is_low]
+        speeds |= {gear: tokens_per_s * fp8_speedup(found.device, gear).mid for gear in lows}
+    power = {gear: GAINS[gear][1] if gear.is_low else 1.0 for gear in speeds}
+    one_w = found.node_w.mid / power[found.workload.precision]
     widths = [round(found.count * share) for share in SHARES if (found.count * share).is_integer()]
     return [
         {
             "gear": gear.value,
             "ranks": ranks,
             "tokens_per_s": float(f"{speed * ranks / found.count:.4g}"),
-            "power_w": float(f"{found.node_w.mid * ranks:.4g}"),
+            "power_w": float(f"{one_w * power[gear] * ranks:.4g}"),
         }
         for gear, speed in speeds.items()
         for ranks in widths

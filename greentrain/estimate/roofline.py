@@ -51,7 +51,7 @@ def rates(accelerator: Accelerator, precision: Gear, practice: Practice) -> Devi
     Raises:
         ConfigError: The device has no such precision.
     """
-    around = Gear.BF16 if precision is Gear.FP8 else precision
+    around = Gear.BF16 if precision.is_low else precision
     wide = 4.0 if precision is Gear.FP32 else 2.0
     return DeviceRates(
         product_flop_s=peak_flop_s(accelerator, precision) * practice.eta.value,
@@ -60,7 +60,7 @@ def rates(accelerator: Accelerator, precision: Gear, practice: Practice) -> Devi
         memory_bytes_s=accelerator.memory_bytes_s.value * practice.memory_rate.value,
         link_bytes_s=accelerator.link_bytes_s.value * practice.link_rate.value,
         network_bytes_s=accelerator.network_bytes_s.value * practice.network_rate.value,
-        operand_bytes=1.0 if precision is Gear.FP8 else wide,
+        operand_bytes=OPERAND_BYTES.get(precision, wide),
         result_bytes=wide,
     )
 
@@ -90,6 +90,8 @@ LATENCY_S: Final = 20e-6
 """Of one collective inside a node."""
 REDUCE_BYTES: Final = 4.0
 """Gradients are summed in FP32."""
+OPERAND_BYTES: Final = {Gear.FP8: 1.0, Gear.MXFP8: 1 + 1 / 32, Gear.NVFP4: 1 / 2 + 1 / 16}
+"""An element and its share of the scale of its block."""
 FP8_DISPATCH_BYTES: Final = 1.5
 """To the experts in 8 bits, back in 16: on average."""
 
@@ -131,7 +133,7 @@ def experts_s(
         return np.zeros(len(layouts))
     size = layouts.expert.astype(float)
     tokens = layouts.micro * workload.sequence / layouts.tensor
-    wide = FP8_DISPATCH_BYTES if workload.precision is Gear.FP8 else rates.result_bytes
+    wide = FP8_DISPATCH_BYTES if workload.precision.is_low else rates.result_bytes
     copy = 2.0 * tokens * shape.d_model * wide
     nodes = np.minimum(np.minimum(shape.experts_per_token, practice.expert_nodes.value), size / node)
     over_links = copy * shape.experts_per_token * (size - 1) / size / rates.link_bytes_s

@@ -336,8 +336,8 @@ def _digits(value: float, digits: int) -> str:
 
 
 def safe_gear(gears: Sequence[Gear]) -> Gear:
-    """Return BF16, else FP32, else the first of some gears."""
-    return next((gear for gear in (Gear.BF16, Gear.FP32) if gear in gears), gears[0])
+    """Return BF16, else FP32, else the first of some gears, NVFP4 last of all."""
+    return next((gear for gear in (Gear.BF16, Gear.FP32, *gears) if gear in gears and gear is not Gear.NVFP4), gears[0])
 
 
 DOUBT: Final = 0.05
@@ -517,7 +517,7 @@ def cache_key(
     Args:
         actions: Actions that are profiled.
         parameters: Shape and dtype of every parameter, in the order of the model.
-        layers: The linear layers and whether they run in FP8, as ``session.gears.describe()`` says.
+        layers: The layers and whether they run in 8 or 4 bits, as ``session.gears.describe()`` says.
         backend: Name of the FP8 backend; "" for none.
         device: Name of the device.
         world_size: Ranks of the job.

@@ -139,8 +139,8 @@ class Menu:
 
     @cached_property
     def fp8(self) -> NDArray[np.bool_]:
-        """(m,) which choices run in FP8."""
-        return np.array([action is not None and action.gear is Gear.FP8 for action in self.actions])
+        """(m,) which choices run in 8 or 4 bits: FP8, MXFP8, NVFP4."""
+        return np.array([action is not None and action.gear.is_low for action in self.actions])
 
     @cached_property
     def gear(self) -> NDArray[np.int64]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Rows = npt.NDArray[np.int64]
 
 HEIGHT: Final = 280
-_HUES: Final = {"fp8": "gpu", "bf16": "fpga", "fp16": "dram", "fp32": "cpu"}
+_HUES: Final = {"fp8": "gpu", "mxfp8": "gpu", "nvfp4": "gpu", "bf16": "fpga", "fp16": "dram", "fp32": "cpu"}
 """Gears share the hues of the device kinds: green for the one that needs least."""
 _NONE: Final = -1
 """In place of a row: nothing of the plan ran."""

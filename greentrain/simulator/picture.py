@@ -28,6 +28,8 @@ OFF_COLOUR: Final = "#e4e4e7"
 GRID_COLOUR: Final = "#64748b"
 _HUES: Final[Mapping[str, tuple[str, str]]] = {
     "fp8": ("#bfe8d2", "#0a6b3d"),
+    "mxfp8": ("#c9ece9", "#0b6b66"),
+    "nvfp4": ("#e2ecc0", "#55690b"),
     "bf16": ("#c7dbf5", "#1d4f91"),
     "fp16": ("#e3d3f4", "#5b2b8c"),
     "fp32": ("#f8dcb8", "#a2560a"),

@@ -257,7 +257,7 @@ def test_bounds_and_choices_are_those_of_the_checks() -> None:
     assert (LEAVES["run.book_s"]["minimum"], LEAVES["run.book_s"]["maximum"]) == (0.1, 10)
     assert LEAVES["carbon.embodied_kg"]["additionalProperties"]["maximum"] == 1e7
     pairs = LEAVES["policy.schedule"]["anyOf"][0]["items"]
-    assert pairs["prefixItems"][1]["enum"] == ["fp32", "bf16", "fp16", "fp8"]
+    assert pairs["prefixItems"][1]["enum"] == ["fp32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4"]
     assert LEAVES["actuators.power_cap.fractions"]["minItems"] == 1
 
 

@@ -263,3 +263,22 @@ def test_units_round_trip(tokens: float, count: int, device: str, name: str, g_p
 def _peak(found: Estimate) -> float:
     peaks = found.device.peak_flop_s
     return (peaks.get(Gear.BF16) or peaks[Gear.FP16]).value
+
+
+def test_block_formats_of_a_b200_have_the_published_watts_and_rows_and_an_h100_refuses_them() -> None:
+    from greentrain.estimate.result import action_rows
+
+    there = dataclasses.replace(CISO, device="B200")
+    found = {
+        gear: estimate(LLAMA, dataclasses.replace(WORK, precision=gear), there, method="mfu")
+        for gear in (Gear.BF16, Gear.NVFP4, Gear.MXFP8)
+    }
+    used_j = {gear: one.duration_h.mid * one.node_w.mid for gear, one in found.items()}
+    assert used_j[Gear.BF16] / used_j[Gear.NVFP4] == pytest.approx(1.65, rel=2e-3)
+    assert used_j[Gear.BF16] / used_j[Gear.MXFP8] == pytest.approx(1.31, rel=2e-3)
+    for of in (Gear.BF16, Gear.NVFP4):
+        rows = {row["gear"]: row["power_w"] / row["tokens_per_s"] for row in action_rows(found[of])}
+        assert rows["bf16"] / rows["nvfp4"] == pytest.approx(1.65, rel=2e-3)
+    assert any("github.com/pytorch/ao/pull/4798" in each.source for each in found[Gear.NVFP4].assumptions)
+    with pytest.raises(ConfigError, match=r"H100.* has no NVFP4: choose bf16"):
+        estimate(LLAMA, dataclasses.replace(WORK, precision=Gear.NVFP4), CISO, method="mfu")

@@ -110,7 +110,10 @@ def test_parameters_alone_are_enough_for_the_table_of_utilisations() -> None:
             (*RUN[:8], "--trace-csv", "/nowhere.csv"),
             "cannot read the trace /nowhere.csv: No such file or directory; check --",
         ),
-        ((*RUN, "--precision", "bf17"), "--precision is 'bf17'; known: fp32, bf16, fp16, fp8. Did you mean 'bf16'"),
+        (
+            (*RUN, "--precision", "bf17"),
+            "--precision is 'bf17'; known: fp32, bf16, fp16, fp8, mxfp8, nvfp4. Did you mean 'bf16'",
+        ),
         ((*RUN, "--start", "tomorrow"), "--start is 'tomorrow'; write it as ISO 8601"),
         ((*RUN, "--method", "bland"), "Did you mean 'blend'"),
         ((*RUN, "--method", "pilot"), "--method pilot needs --pilot"),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from greentrain.errors import ConfigError
 from greentrain.estimate import hardware
-from greentrain.estimate.mfu import FP8_SPEEDUP, OTHER, estimate_mfu, fp8_speedup, of_optimum, shipped, table
+from greentrain.estimate.mfu import FP8_SPEEDUP, GAINS, OTHER, estimate_mfu, fp8_speedup, of_optimum, shipped, table
 from greentrain.estimate.model_shape import ModelShape
 from greentrain.estimate.workload import Workload
 from greentrain.types import Gear
@@ -119,3 +119,10 @@ def test_fp8_gains_nothing_where_its_peak_is_that_of_16_bit() -> None:
     assert narrow.gpu_hours.low == pytest.approx(wide.gpu_hours.low)
     assert any("TPUv5p's peaks allow no more" in said.source for said in narrow.assumptions)
     assert fp8_speedup(hardware.find("H100-SXM")) == FP8_SPEEDUP
+
+
+def test_mxfp8_and_nvfp4_gain_what_is_published_and_no_more() -> None:
+    for gear, per_watt in ((Gear.MXFP8, 1.31), (Gear.NVFP4, 1.65)):
+        gain, power, source = GAINS[gear]
+        assert gain.mid / power == pytest.approx(per_watt, rel=1e-3) and f"{per_watt} x" in source
+        assert source.startswith("published: github.com/pytorch/ao/pull/4798")

@@ -87,6 +87,50 @@ print(json.dumps(answer))
 dist.barrier()
 dist.destroy_process_group()
 """
+PARALLEL = """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+dist.init_process_group("gloo")
+gears = ["fp32", "bf16", "fp8", "mxfp8"]
+config["precision"] = {"gears": gears, "min_features": 16, "probe_every": 0}
+config["policy"] = {"name": "scripted", "schedule": [[0, "fp32"], [1, "bf16"], [2, "fp8"], [3, "mxfp8"]]}
+
+class Wide(Net):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 128), nn.Linear(128, 64)
+
+def run(net):
+    optimizer, losses, grads = torch.optim.SGD(net.parameters(), lr=0.0), [], []
+    with GreenSession(config | {"run": config["run"] | {"id": f"job-{len(found)}"}}) as green:
+        green.watch(net, optimizer)
+        for step in range(4):
+            loss = net(torch.randn(48, 64, generator=torch.Generator().manual_seed(1)))
+            loss.backward()
+            got = [p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad for p in net.parameters()]
+            grads.append([g.clone() for g in got])
+            losses.append(loss.item())
+            optimizer.step()
+            optimizer.zero_grad()
+            green.step(samples=48)
+        chosen = [layer.name for layer in green.gears.box.plan if layer.chosen] if hasattr(green, "gears") else []
+    found.append((losses, grads, net.seen, chosen))
+
+found = []
+for kind in ("whole", "split"):
+    torch.manual_seed(0)
+    net = Wide()
+    if kind == "split":
+        mesh = init_device_mesh("cpu", (2,))
+        parallelize_module(net, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    run(net)
+(losses, grads, seen, chosen), (other, others, _, same) = found
+off = [max(float((a - b).norm() / a.norm()) for a, b in zip(*pair)) for pair in zip(grads, others)]
+print(json.dumps({"losses": losses, "split": other, "off": off, "seen": seen, "chosen": [chosen, same]}))
+dist.barrier()
+dist.destroy_process_group()
+"""
 ZERO = """
 import deepspeed
 deepspeed.init_distributed("gloo")
@@ -167,6 +211,15 @@ def test_fsdp2_shifts_all_gears_under_its_default_policy(tmp_path: Path, how: st
 def test_fsdp2_with_bf16_weights_refuses_fp32(tmp_path: Path) -> None:
     for answer in _run(FSDP, tmp_path, "bf16"):
         assert "fp32" in answer["error"] and "gathers its weights in bfloat16" in answer["error"]
+
+
+@pytest.mark.long
+def test_layers_that_tensor_parallelism_split_run_in_every_gear(tmp_path: Path) -> None:
+    for answer in _run(PARALLEL, tmp_path):
+        assert answer["seen"] == ["fp32", "bf16", "fp8", "mxfp8"]
+        assert answer["split"] == pytest.approx(answer["losses"], rel=0.02)
+        off = answer["off"]  # of a gradient's norm, from the whole layer in the same gear: other factors, same format
+        assert off[0] < 1e-5 and off[1] < 0.02 and 1e-3 < off[2] < 0.12 and off[3] < 0.12, off
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])

@@ -127,3 +127,23 @@ def test_a_schedule_may_be_a_mapping() -> None:
         {"precision": {"gears": ["bf16", "fp8"]}, "policy": {"name": "scripted", "schedule": {0: "bf16", 9: "fp8"}}}
     )
     assert loaded.policy.schedule == ((0, "bf16"), (9, "fp8"))
+
+
+def test_gears_of_8_and_4_bits_share_one_share_and_none_stands_in_for_another() -> None:
+    gears = (Gear.NVFP4, Gear.MXFP8, Gear.BF16)
+    loop = GearLoop(StaticPolicy(Gear.NVFP4), gears, fp8_max_share=0.5)
+    done = {Gear.NVFP4: 1, Gear.MXFP8: 1, Gear.BF16: 1}
+    said = loop.decide(Observation(step=3, gear=Gear.NVFP4), done, {})
+    assert said.gear is Gear.BF16 and said.reason == "NVFP4 has had its share of 50% of the steps"
+    free = GearLoop(StaticPolicy(Gear.NVFP4), (Gear.NVFP4, Gear.MXFP8))
+    assert free.decide(Observation(step=3, gear=Gear.NVFP4), done, {Gear.NVFP4: "noise"}).gear is Gear.MXFP8
+
+
+def test_a_bound_on_the_loss_asks_for_the_cost_of_every_gear_and_keeps_to_the_largest() -> None:
+    gears = ("bf16", "mxfp8", "nvfp4")
+    kept = PrecisionConfig(gears=gears, max_extra_nats=0.01, mxfp8_extra_nats=0.01, nvfp4_extra_nats=0.05)
+    assert kept.fp8_max_share == pytest.approx(0.2)
+    with pytest.raises(ConfigError, match=r"nobody says what NVFP4 costs .*precision\.nvfp4_extra_nats"):
+        PrecisionConfig(gears=gears, max_extra_nats=0.01, mxfp8_extra_nats=0.01, fp8_extra_nats=0.0)
+    with pytest.raises(ConfigError, match=r"fp8_max_share is 0\.5, but no gear has more than 8 bits: add bf16"):
+        PrecisionConfig(gears=("mxfp8", "nvfp4"), fp8_max_share=0.5)

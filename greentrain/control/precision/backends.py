@@ -1,4 +1,4 @@
-"""Who multiplies in FP8: our own product over torch's, Transformer Engine or torchao.
+"""Who multiplies in 8 and 4 bits: our own product over torch's, Transformer Engine or torchao.
 
 A backend is stateless for the run: its scales come from the values of each step (see ``fp8.py``), so that a gear can
 be left and entered at any step, on any rank, with nothing to save.
@@ -8,7 +8,7 @@ import functools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Final, Protocol
+from typing import ClassVar, Final, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -19,8 +19,32 @@ from greentrain.errors import ConfigError
 
 ORDER: Final = ("scaled_mm", "transformer_engine", "torchao")
 """What ``auto`` tries, one after the other."""
-CAPABILITY: Final = (8, 9)
-"""Oldest NVIDIA compute capability with FP8 units, Ada (docs.nvidia.com/cuda/cublas, cublasLtMatmul, 2026-11-21)."""
+BLOCK_ORDER: Final = ("torchao", "transformer_engine")
+"""The same for what has a scale for each block, which ``scaled_mm`` has not."""
+
+
+class Format(NamedTuple):
+    """What a scaling of FP8 or a gear needs."""
+
+    label: str
+    capability: tuple[int, int]
+    """Oldest NVIDIA compute capability that multiplies it (docs.nvidia.com/cuda/cublas, cublasLtMatmul, 2026-11-21)."""
+    chips: str
+    sides: int = 16
+    """Inputs and outputs of a layer are multiples of this (PyTorch's aten/src/ATen/native/cuda/ScaledBlas.cpp,
+    2026-11-21; blocks as torchao's kernels check, 0.18.0)."""
+    block: int = 0
+    """Elements along what is summed that share a scale; 0: there are no blocks, and so no emulation is needed."""
+    remedy: str = "drop fp8 from precision.gears"
+
+
+FORMATS: Final = {
+    "tensorwise": Format("FP8", (8, 9), "Ada"),
+    "rowwise": Format("FP8", (8, 9), "Ada"),
+    "blockwise": Format("FP8 in blocks", (9, 0), "Hopper", 128, 128, "set precision.scaling to tensorwise"),
+    "mxfp8": Format("MXFP8", (10, 0), "Blackwell", 32, 32, "drop mxfp8 from precision.gears"),
+    "nvfp4": Format("NVFP4", (10, 0), "Blackwell", 128, 16, "drop nvfp4 from precision.gears"),
+}
 TOLERANCE: Final = 0.3
 """Largest relative error of the trial: rounding makes 0.04 to 0.07 on its values, a wrong layout or scale about 1."""
 
@@ -66,14 +90,15 @@ def choose_backend(name: str, device: torch.device, scaling: str) -> Fp8Backend:
     Args:
         name: ``auto`` or one of ORDER.
         device: The device on which the model runs.
-        scaling: ``tensorwise`` or ``rowwise``.
+        scaling: ``tensorwise``, ``rowwise`` or ``blockwise`` for FP8; ``mxfp8`` or ``nvfp4`` for these gears.
 
     Raises:
         ConfigError: None works; every one that was tried is named with its reason.
     """
-    _check_capability(device)
+    form = FORMATS[scaling]
+    _check_capability(device, form)
     tried: list[str] = []
-    for candidate in ORDER if name == "auto" else (name,):
+    for candidate in (BLOCK_ORDER if form.block else ORDER) if name == "auto" else (name,):
         for build in _candidates(candidate, device, scaling):
             try:
                 backend = build(f"; passed over: {'; '.join(tried)}" if tried else "")
@@ -83,25 +108,30 @@ def choose_backend(name: str, device: torch.device, scaling: str) -> Fp8Backend:
                 tried += [] if why in tried else [why]
             else:
                 return backend
-    remedy = "drop fp8 from precision.gears" if name == "auto" else "set precision.backend to auto"
-    raise ConfigError(f"FP8 does not run on {device} (precision.backend {name}): {'; '.join(tried)}; {remedy}")
+    remedy = form.remedy if name == "auto" else "set precision.backend to auto"
+    raise ConfigError(f"{form.label} does not run on {device} (precision.backend {name}): {'; '.join(tried)}; {remedy}")
 
 
-def _check_capability(device: torch.device) -> None:
-    if device.type != "cuda" or torch.version.cuda is None or not torch.cuda.is_available():
-        return
-    capability = torch.cuda.get_device_capability(device)
-    if capability < CAPABILITY:
-        needs, has = (f"{major}.{minor}" for major, minor in (CAPABILITY, capability))
-        raise ConfigError(
-            f"FP8 needs compute capability {needs} or newer; {torch.cuda.get_device_name(device)} is {has}: drop fp8"
-            " from precision.gears"
-        )
+def _check_capability(device: torch.device, form: Format) -> None:
+    nvidia = device.type == "cuda" and torch.version.cuda is not None and torch.cuda.is_available()
+    capability = torch.cuda.get_device_capability(device) if nvidia else None
+    if capability >= form.capability if capability else not form.block or device.type == "cpu":
+        return  # FP8 without blocks may run elsewhere, too: the trial tells
+    needs = f"{form.label} needs compute capability {'.'.join(map(str, form.capability))} or newer ({form.chips})"
+    has = f"{torch.cuda.get_device_name(device)} is {'.'.join(map(str, capability))}" if capability else ""
+    raise ConfigError(
+        f"{needs}{', or a CPU to emulate it' if form.block else ''}; {has or f'this is {device}'}: {form.remedy}"
+    )
 
 
 def _candidates(name: str, device: torch.device, scaling: str) -> Iterator[Callable[[str], Fp8Backend]]:
     """Yield what builds a backend, given what to add to its reason. Optional packages are imported by the build."""
     if name == "scaled_mm":
+        if FORMATS[scaling].block:
+            raise ConfigError(
+                f"precision.backend is 'scaled_mm', whose scales are of a tensor or a row, and {FORMATS[scaling].label}"
+                " has them for blocks: set precision.backend to auto"
+            )
         gemm = Gemm.on(device.type)
         calls = {True: "torch.nn.functional.scaled_mm", False: "torch._scaled_mm"}
         for public in (True, False) if gemm.public else (False,):
@@ -113,6 +143,10 @@ def _candidates(name: str, device: torch.device, scaling: str) -> Iterator[Calla
     elif name in ORDER:
 
         def build(passed: str) -> Fp8Backend:
+            if name == "torchao" and FORMATS[scaling].block:
+                from greentrain.control.precision.blocks import open_blocks
+
+                return open_blocks(device, scaling, passed)
             if name == "torchao":
                 from greentrain.control.precision.ao import open_ao
 
@@ -131,16 +165,20 @@ def trial(backend: Fp8Backend, device: torch.device) -> None:
 
     Args:
         backend: Backend to try.
-        device: Device to try it on, with 24 rows, which is no multiple of 16.
+        device: Device to try it on, with 24 rows, which is no multiple of 16, and as few columns as blocks allow.
 
     Raises:
         Exception: Whatever it raises, or ArithmeticError if a result is far off.
     """
-    layer = nn.Linear(32, 48, device="meta").to_empty(device=device)
+    wide, high = (128, 256) if FORMATS[getattr(backend, "how", "tensorwise")].block else (32, 48)
+    layer = nn.Linear(wide, high, device="meta").to_empty(device=device)
     draw = torch.Generator().manual_seed(0)  # not the run's own
-    x, weight, grad = (torch.randn(shape, generator=draw).to(device) for shape in ((24, 32), (48, 32), (24, 48)))
+    x, weight, grad = (
+        torch.randn(shape, generator=draw).to(device) for shape in ((24, wide), (high, wide), (24, high))
+    )
     x.requires_grad_()
-    with torch.enable_grad():
+    kept = [] if device.type == "cpu" else [device]
+    with torch.random.fork_rng(kept, device_type="cuda"), torch.enable_grad():
         with torch.no_grad():
             layer.weight.copy_(weight)
             layer.bias.copy_(weight[:, 0])

@@ -1,6 +1,6 @@
-"""The gears of one model: FP32, BF16, FP16 and FP8 without a new Parameter, shifted between two optimizer steps.
+"""The gears of one model, FP32 to NVFP4, without a new Parameter, shifted between two optimizer steps.
 
-The linear layers that may run in FP8 get the class ``GearLinear``, and the model itself a class whose forward
+The linear layers that may run in 8 or 4 bits get the class ``GearLinear``, and the model itself a class whose forward
 enters one autocast context::
 
     gear   autocast           linear layers of the plan
@@ -8,11 +8,12 @@ enters one autocast context::
     bf16   bfloat16           x W^T in BF16
     fp16   float16            x W^T in FP16, loss scaled by a GradScaler
     fp8    bfloat16           x W^T and both gradients in FP8, dynamic scaling
+    mxfp8  bfloat16           the same in MXFP8, and nvfp4 in NVFP4 (``blocks.py``)
 
 A copy or a pickle of the model is the plain model: it has its own weights, the plain classes and no gears.
 
 Gears that cannot work with a model, its wrapper or its device are refused before training. torch.compile makes one
-graph a gear; dynamo keeps at most ``recompile_limit`` of them, 8 by default (torch/_dynamo/config.py, torch 2.13). Four
+graph a gear; dynamo keeps at most ``recompile_limit`` of them, 8 by default (torch/_dynamo/config.py, torch 2.13). Six
 gears, two modes and two shapes are more, and what is beyond would run uncompiled without a word.
 
 Who watches calls of a model (:func:`around_calls`) stands outside of all that. A forward hook travels:
@@ -35,14 +36,14 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from greentrain.config.schema import PrecisionConfig
-from greentrain.control.precision.backends import Fp8Backend, choose_backend, slower_compiled
-from greentrain.control.precision.layers import LayerPlan, attach_layer, detach_layer, plan_layers
+from greentrain.control.precision.backends import FORMATS, Fp8Backend, choose_backend, slower_compiled
+from greentrain.control.precision.layers import LayerPlan, attach_layer, detach_layer, plan_layers, takes_te
 from greentrain.errors import ConfigError
 from greentrain.types import Gear
 from greentrain.utils.never_raise import warn
 
 LIMIT = 64
-"""Graphs a code object may have: 4 gears x {train, eval} x 8 shapes."""
+"""Graphs a code object may have: 4 gears x {train, eval} x 8 shapes; with six gears, 5 shapes."""
 LOGGER = "torch._dynamo.convert_frame"
 """Where dynamo says that it gives up (torch/_dynamo/convert_frame.py, torch 2.13)."""
 
@@ -134,11 +135,11 @@ def check_gears(model: nn.Module, gears: Sequence[Gear], device: torch.device) -
             "a TorchScript model cannot shift gears: its precision is compiled in; pass the module itself"
         )
     if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        needs = [gear for gear in gears if gear in (Gear.BF16, Gear.FP8)]
+        needs = [gear for gear in gears if gear is Gear.BF16 or gear.is_low]
         _refuse(needs, f"{torch.cuda.get_device_name(device)} has no BF16", "use fp32 and fp16")
     if (fixed := _fixed(model)) is not None:
         dtype, where, remedy = fixed
-        allowed = {_GEAR_OF.get(dtype)} | ({Gear.FP8} if dtype is torch.bfloat16 else set())
+        allowed = {_GEAR_OF.get(dtype)} | ({gear for gear in Gear if gear.is_low} if dtype is torch.bfloat16 else set())
         _refuse([gear for gear in gears if gear not in allowed], f"{where} {str(dtype).removeprefix('torch.')}", remedy)
 
 
@@ -185,7 +186,26 @@ def _is_engine(model: Any) -> bool:
 _WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel")
 
 
-AUTOCAST = {Gear.BF16: torch.bfloat16, Gear.FP16: torch.float16, Gear.FP8: torch.bfloat16}
+AUTOCAST = {Gear.FP16: torch.float16} | {gear: torch.bfloat16 for gear in Gear if gear is Gear.BF16 or gear.is_low}
+
+
+class _ByGear:
+    """The backends of a box with several gears of 8 or 4 bits, as one.
+
+    Args:
+        box: Says which gear runs.
+        backends: By gear.
+    """
+
+    def __init__(self, box: "GearBox", backends: Mapping[Gear, Fp8Backend]) -> None:
+        self._box = box
+        self._linear = {str(gear): backend.linear for gear, backend in backends.items()}  # dynamo guards on strings
+        self.name = ", ".join(dict.fromkeys(backend.name for backend in backends.values()))
+        self.reason = "; ".join(f"{gear}: {backend.reason}" for gear, backend in backends.items())
+
+    def linear(self, layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+        """Return ``x W^T + b`` in the gear that runs."""
+        return self._linear[self._box.low_gear(layer.training)](layer, x)
 
 
 class GearBox:
@@ -200,9 +220,11 @@ class GearBox:
         self.gears = tuple(Gear(gear) for gear in config.gears)
         self.eval_gear = Gear(config.eval_gear) if config.eval_gear else _usual_eval(self.gears)
         """Gear of everything in eval mode."""
-        # Forward reads a dtype and a bool: dynamo 2.13 sets no guard on an enum that is a dictionary's key.
-        self._eval_dtype, self._eval_fp8 = AUTOCAST.get(self.eval_gear), self.eval_gear is Gear.FP8
-        self._gear, self._dtype, self._fp8 = self.gears[0], AUTOCAST.get(self.gears[0]), self.gears[0] is Gear.FP8
+        # Forward reads a dtype and a string: dynamo 2.13 sets no guard on an enum that is a dictionary's key.
+        self._eval_dtype, self._eval_low = AUTOCAST.get(self.eval_gear), _low(self.eval_gear)
+        self._gear, self._dtype, self._low = self.gears[0], AUTOCAST.get(self.gears[0]), _low(self.gears[0])
+        self.low = tuple(gear for gear in self.gears if gear.is_low)
+        """Those that need layers of their own."""
         self.model: nn.Module | None = None
         """The model that shifts, without its wrappers; None before ``attach``."""
         self.plan: Sequence[LayerPlan] = ()
@@ -210,7 +232,7 @@ class GearBox:
         self.entered = False
         """True once a training forward has run in the gears since ``attach``, outside a compiled graph."""
         self.backend: Fp8Backend | None = None
-        """Who multiplies in FP8; None where FP8 is not among the gears."""
+        """Who multiplies in 8 or 4 bits; None where no such gear is among the gears."""
         self._pending: Gear | None = None
         self._recompiles = RecompileWatch(len(self.gears))
 
@@ -253,7 +275,7 @@ class GearBox:
         check_gears(model, self.gears, device)
         self.model, self.entered = inner, False
         try:
-            if Gear.FP8 in self.gears:
+            if self.low:
                 self._attach_layers(inner, device)
                 assert self.backend is not None
                 if device.type != "cpu" and is_compiled(model) and (why := slower_compiled(self.backend, device)):
@@ -292,15 +314,22 @@ class GearBox:
         dtype = self._dtype if training else self._eval_dtype
         if training and not torch.compiler.is_compiling():
             self.entered = True
-        # The cache is keyed by tensor, not by dtype: nested in a framework's autocast it would mix two precisions; and
-        # it sums the gradients of a layer that is used often in 16 bits (docs/gears.md).
+        # The cache is keyed by tensor, not by dtype: nested in a framework's autocast it would mix two precisions, so
+        # it is emptied first; and it sums the gradients of a layer that is used often in 16 bits (docs/gears.md).
+        cached = self._config.cast_once
+        if cached and not torch.compiler.is_compiling() and torch.is_autocast_enabled(device_type):
+            torch.clear_autocast_cache()
         return torch.autocast(
-            device_type, dtype=dtype or torch.bfloat16, enabled=dtype is not None, cache_enabled=False
+            device_type, dtype=dtype or torch.bfloat16, enabled=dtype is not None, cache_enabled=cached
         )
 
     def runs_fp8(self, training: bool) -> bool:
-        """Return whether the chosen layers run in FP8 now."""
-        return self._fp8 if training else self._eval_fp8
+        """Return whether the chosen layers run in 8 or 4 bits now."""
+        return self.low_gear(training) != ""
+
+    def low_gear(self, training: bool) -> str:
+        """Return the gear of 8 or 4 bits in which the chosen layers run now; empty where they run in none."""
+        return self._low if training else self._eval_low
 
     def request(self, gear: str) -> None:
         """Ask for a gear; :meth:`commit` shifts.
@@ -347,11 +376,13 @@ class GearBox:
             self._shift(Gear(state["gear"]))
 
     def _shift(self, gear: Gear) -> None:
-        self._gear, self._dtype, self._fp8 = gear, AUTOCAST.get(gear), gear is Gear.FP8
+        self._gear, self._dtype, self._low = gear, AUTOCAST.get(gear), _low(gear)
 
     def _attach_layers(self, model: nn.Module, device: torch.device) -> None:
         config = self._config
-        self.plan = plan_layers(model, config.include, config.exclude, config.min_features)
+        how: dict[Gear, str] = {gear: config.scaling if gear is Gear.FP8 else gear.value for gear in self.low}
+        multiple = max(FORMATS[name].sides for name in how.values())
+        self.plan = plan_layers(model, config.include, config.exclude, config.min_features, multiple)
         chosen = [layer for layer in self.plan if layer.chosen]
         if not chosen:
             largest = sorted(self.plan, key=lambda layer: (layer.in_features is None, -layer.parameters))
@@ -359,19 +390,26 @@ class GearBox:
             remedies = {"min_features": "lower", "include": "widen", "exclude": "shorten"}
             helps = [f"{verb} precision.{key}, " for key, verb in remedies.items() if f"precision.{key}" in str(why)]
             raise ConfigError(
-                f"no layer of {type(model).__name__} can run in FP8"
+                f"no layer of {type(model).__name__} can run in {' or '.join(gear.upper() for gear in self.low)}"
                 f" ({'; '.join(list(why.values())[:-5:-1]) or 'it has no parameters'}):"
-                f" {''.join(helps)}{'or ' if helps else ''}drop fp8 from precision.gears"
+                f" {''.join(helps)}{'or ' if helps else ''}drop {' and '.join(self.low)} from precision.gears"
             )
-        self.backend = choose_backend(config.backend, device, config.scaling)
-        turned = [layer.name for layer in chosen if not isinstance(model.get_submodule(layer.name), nn.Linear)]
-        if turned and self.backend.name == "transformer_engine":
+        backends = {gear: choose_backend(config.backend, device, name) for gear, name in how.items()}
+        self.backend = _ByGear(self, backends) if len(backends) > 1 else next(iter(backends.values()))
+        turned = [layer.name for layer in chosen if not takes_te(model, layer.name)]
+        if turned and "transformer_engine" in self.backend.name:
+            kind = type(model.get_submodule(turned[0])).__name__
+            other = "torchao" if any(FORMATS[name].block for name in how.values()) else "scaled_mm"
             raise ConfigError(
-                f"Transformer Engine takes nn.Linear alone, and {turned[0]} is a Conv1D: set precision.backend to"
-                " scaled_mm"
+                f"Transformer Engine takes whole nn.Linear alone, and {turned[0]} is a {kind}: set precision.backend to"
+                f" {other}"
             )
         for layer in chosen:
             attach_layer(model.get_submodule(layer.name), self, self.backend)
+
+
+def _low(gear: Gear) -> str:
+    return gear.value if gear.is_low else ""
 
 
 def _usual_eval(gears: Sequence[Gear]) -> Gear:

@@ -1,13 +1,19 @@
-"""Linear layers that may run in FP8: which of a model they are, why the others do not, and how one shifts.
+"""Layers that may run in 8 or 4 bits: which of a model they are, why the others do not, and how one shifts.
 
-FP8 pays where a product is large and its rounding is averaged out again: in the wide layers between embedding and head.
-The head stays out, as the loss reads it directly, and so does whatever is not plainly ``x W^T + b`` any more.
+FP8 (here also MXFP8 and NVFP4) pays where a product is large and its rounding is averaged out again: in the wide layers
+between embedding and head. The head stays out, as the loss reads it directly, and so does whatever is not plainly
+``x W^T + b`` any more.
 
 A layer that shifts is the same instance with another class than ``nn.Linear``. Its Parameters stay the very objects
 that the optimizer, DDP and an EMA hold, its state_dict keeps its keys, and a gear is one attribute read in forward:
 torch.compile guards on it and makes one graph a gear. Copies and pickles are plain ``nn.Linear`` again: a copy that
 shifted would follow the box of its original, and a checkpoint would need GreenTrain. The ``Conv1D`` of transformers, of
 which GPT-2 is made, is a linear layer whose weight is stored transposed, and shifts likewise.
+
+Experts of transformers (Mixtral, Qwen3-MoE) hold the weights of all in one Parameter each way. In FP8 tokens are sorted
+by expert, and each expert's share goes through the backend as a product; in other gears they run as they are. A layer
+that tensor parallelism has split multiplies its own part: each rank casts with the factors of that part, and what is
+summed over ranks is the result, in 16 bits.
 """
 
 import copyreg
@@ -26,8 +32,6 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from greentrain.control.precision.backends import Fp8Backend
 
-MULTIPLE: Final = 16
-"""What both sides of a weight are multiples of (PyTorch's aten/src/ATen/native/cuda/ScaledBlas.cpp, 2026-11-21)."""
 DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
 HEADS: Final = frozenset(
     ("lm_head", "head", "heads", "classifier", "score", "output_projection", "embed_out", "proj_out", "qa_outputs")
@@ -54,7 +58,11 @@ class LayerPlan:
 
 
 def plan_layers(
-    model: nn.Module, include: Sequence[str] = ("*",), exclude: Sequence[str] = (), min_features: int = 128
+    model: nn.Module,
+    include: Sequence[str] = ("*",),
+    exclude: Sequence[str] = (),
+    min_features: int = 128,
+    multiple: int = 16,
 ) -> list[LayerPlan]:
     """Say for every module of a model that holds parameters whether it may run in FP8.
 
@@ -63,6 +71,7 @@ def plan_layers(
         include: Names, with wildcards, of layers that may.
         exclude: Names of layers that must not.
         min_features: Smallest width, of either side.
+        multiple: What both sides must be multiples of, in the gears of the run.
 
     Returns:
         One plan for each ``nn.Linear`` and ``Conv1D``, subclasses included, and each other module with parameters of
@@ -82,15 +91,26 @@ def plan_layers(
                 _not_plain(model, name, module)
                 or _not_body(name, module, owners, model if module is last else None)
                 or _not_asked(name, include, exclude)
-                or _not_shaped(_sides(module), min_features)
+                or _not_shaped(_sides(module), min_features, multiple)
+                or _not_shaped(_part(model, name, module), min_features, multiple)
+            )
+        elif _is_experts(module):
+            why_not = (
+                _not_plain_experts(model, name, module)
+                or _not_asked(name, include, exclude)
+                or _not_shaped(_sides(module), min_features, multiple)
+                or _not_shaped((module.down_proj.shape[2], module.down_proj.shape[1]), min_features, multiple)
             )
         elif held:
             why_not = (
-                f"{type(module).__name__} holds {', '.join(held)} itself; FP8 takes nn.Linear and transformers' Conv1D"
+                f"{type(module).__name__} holds {', '.join(held)} itself; FP8 takes nn.Linear, and of transformers"
+                " Conv1D and experts"
             )
         else:
             continue
-        sides = _sides(module) if isinstance(module, kinds) else (None, None)
+        experts = _is_experts(module)
+        sides = _sides(module) if experts or isinstance(module, kinds) else (None, None)
+        fit = f"{module.num_experts} experts of " if experts else ""
         plans.append(
             LayerPlan(
                 name=name,
@@ -98,7 +118,7 @@ def plan_layers(
                 out_features=sides[1],
                 parameters=sum(getattr(p, "ds_numel", p.numel()) for p in fresh),  # ZeRO-3's, sharded
                 chosen=why_not is None,
-                reason=why_not or f"{sides[0]} inputs and {sides[1]} outputs fit FP8",
+                reason=why_not or f"{fit}{sides[0]} inputs and {sides[1]} outputs fit FP8",
             )
         )
     return plans
@@ -111,8 +131,41 @@ def _kinds() -> tuple[type[nn.Module], ...]:
 
 
 def _sides(layer: Any) -> tuple[int, int]:
-    """Return the numbers of inputs and outputs."""
+    """Return the numbers of inputs and outputs; of experts, those of each one's first product."""
+    if _is_experts(layer):
+        shape = (layer.gate_up_proj if layer.has_gate else layer.up_proj).shape
+        return (shape[1], shape[2]) if layer.is_transposed else (shape[2], shape[1])
     return (layer.in_features, layer.out_features) if isinstance(layer, nn.Linear) else (layer.nx, layer.nf)
+
+
+def _is_experts(module: Any) -> bool:
+    """Return whether a module is of those that transformers' ``use_experts_implementation`` made (5.23)."""
+    marks = ("num_experts", "has_gate", "has_bias", "has_post_expert_norm", "is_transposed", "_apply_gate")
+    return isinstance(getattr(module, "down_proj", None), nn.Parameter) and all(hasattr(module, m) for m in marks)
+
+
+def _not_plain_experts(model: nn.Module, name: str, experts: Any) -> str | None:
+    if is_parametrized(experts) or "forward" in vars(experts):
+        return "its forward or its weights are replaced on the module itself"
+    held = experts.named_parameters(recurse=False)
+    return next((why for key, p in held if (why := _not_castable(model, name, p, key))), None)
+
+
+def _not_castable(model: nn.Module, name: str, weight: Any, key: str = "weight") -> str | None:
+    if weight.dtype not in DTYPES:
+        return f"its {key} is {str(weight.dtype).removeprefix('torch.')}; FP8 casts from float32, bfloat16 or float16"
+    whole = type(weight) is nn.Parameter or _gathered(model, name, weight)
+    if not whole and not (key == "weight" and _splits(model, name, weight)):
+        return f"its {key} is a {type(weight).__name__} (quantised or split over devices)"
+    return None
+
+
+def _part(model: nn.Module, name: str, layer: Any) -> tuple[int, int]:
+    """Return the sides that one rank multiplies where tensor parallelism splits the weight; else those of the layer."""
+    sides, weight = list(_sides(layer)), layer.weight
+    if _splits(model, name, weight):
+        sides[1 - weight.placements[-1].dim] //= weight.device_mesh.size(-1)
+    return sides[0], sides[1]
 
 
 def _not_plain(model: nn.Module, name: str, linear: Any) -> str | None:
@@ -125,24 +178,33 @@ def _not_plain(model: nn.Module, name: str, linear: Any) -> str | None:
     weight = linear.weight
     if not isinstance(weight, nn.Parameter):
         return "its weight is computed (weight_norm, pruning or a flattened FSDP unit)"
-    if weight.dtype not in DTYPES:
-        return f"its weight is {str(weight.dtype).removeprefix('torch.')}; FP8 casts from float32, bfloat16 or float16"
-    if type(weight) is not nn.Parameter and not _gathered(model, name, weight):
-        return f"its weight is a {type(weight).__name__} (quantised or split over devices)"
-    return None
+    return _not_castable(model, name, weight)
 
 
 def _gathered(model: nn.Module, name: str, weight: nn.Parameter) -> bool:
     """Return whether FSDP 2 hands the layer a plain weight: a module above shards it, tensor parallelism does not."""
-    from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
 
-    parts = name.split(".")
-    above = [model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts))]
-    if not isinstance(weight, DTensor) or not any(isinstance(module, FSDPModule) for module in above):
+    if not isinstance(weight, DTensor) or not _under_fsdp(model, name):
         return False
     split = [not placement.is_replicate() for placement in weight.placements]
     return split[-1] and sum(split) == 1  # FSDP alone, or replicated FSDP; a second split is the tensor's own
+
+
+def _under_fsdp(model: nn.Module, name: str) -> bool:
+    from torch.distributed.fsdp import FSDPModule
+
+    parts = name.split(".")
+    return any(isinstance(model.get_submodule(".".join(parts[:depth])), FSDPModule) for depth in range(len(parts) + 1))
+
+
+def _splits(model: nn.Module, name: str, weight: Any) -> bool:
+    """Return whether tensor parallelism has split the weight once and evenly, FSDP 2 at most once more on top of it."""
+    placements = getattr(weight, "placements", ())
+    if not placements or [p.is_replicate() for p in placements] != [False] * (1 + _under_fsdp(model, name)):
+        return False
+    last = placements[-1]
+    return bool(last.is_shard() and last.dim < 2 and weight.shape[last.dim] % weight.device_mesh.size(-1) == 0)
 
 
 def _not_body(name: str, linear: Any, owners: dict[int, list[str]], last_of: nn.Module | None) -> str | None:
@@ -167,10 +229,10 @@ def _not_asked(name: str, include: Sequence[str], exclude: Sequence[str]) -> str
     return None
 
 
-def _not_shaped(sides: tuple[int, int], min_features: int) -> str | None:
+def _not_shaped(sides: tuple[int, int], min_features: int, multiple: int) -> str | None:
     shape = f"{sides[0]} inputs and {sides[1]} outputs"
-    if any(side % MULTIPLE for side in sides):
-        return f"{shape} are not both multiples of {MULTIPLE}"
+    if any(side % multiple for side in sides):
+        return f"{shape} are not both multiples of {multiple}"
     if min(sides) < min_features:
         return f"{shape}: less than precision.min_features, {min_features}"
     return None
@@ -217,7 +279,8 @@ class GearLinear(nn.Linear):
         # A framework may hold this method bound and call it on a plain copy, or after detach_layer.
         green: LayerGear | None = getattr(self, "_green", None)
         if green is not None and green.box.runs_fp8(self.training):
-            return green.backend.linear(self, input)
+            split = hasattr(self.weight, "placements")
+            return _split_linear(green.backend, self, input) if split else green.backend.linear(self, input)
         return F.linear(input, self.weight, self.bias)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -235,43 +298,104 @@ class _Turned(NamedTuple):
     """A ``Conv1D`` as backends read a linear layer."""
 
     weight: Tensor
-    bias: Tensor
+    bias: Tensor | None
+    training: bool
+
+
+def _split_linear(backend: Fp8Backend, layer: nn.Linear, x: Any) -> Any:
+    """Multiply a rank's part of a weight: of its outputs, or of its inputs, over which the result is a sum."""
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+    weight: Any = layer.weight
+    mesh, by_outputs = weight.device_mesh, weight.placements[0].is_shard(0)
+    whole = x if isinstance(x, DTensor) else DTensor.from_local(x, mesh, [Replicate()], run_check=False)
+    needed = whole.redistribute(mesh, [Replicate() if by_outputs else Shard(x.ndim - 1)])
+    part = needed.to_local(grad_placements=[Partial()] if by_outputs else None)
+    turned: Any = _Turned(weight.to_local(), None, layer.training)
+    y = DTensor.from_local(
+        backend.linear(turned, part), mesh, [Shard(x.ndim - 1) if by_outputs else Partial()], run_check=False
+    )
+    return y if layer.bias is None else y + layer.bias.to(y.dtype)
+
+
+def _turned_product(backend: Fp8Backend, layer: Any, x: Tensor) -> Tensor:
+    turned: Any = _Turned(layer.weight.t(), layer.bias, layer.training)
+    return backend.linear(turned, x)
+
+
+def _expert_products(
+    backend: Fp8Backend, experts: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
+) -> Tensor:
+    """Return what transformers' experts return, each expert's products through a backend.
+
+    Args:
+        backend: Multiplies.
+        experts: The module.
+        hidden_states: (tokens, width).
+        top_k_index: (tokens, chosen): experts of each token; one from ``num_experts`` on is another rank's.
+        top_k_weights: (tokens, chosen): how much each counts.
+    """
+    ids, order = top_k_index.reshape(-1).sort(stable=True)
+    counts = torch.bincount(ids, minlength=experts.num_experts)[: experts.num_experts].tolist()
+    ids, order = ids[: sum(counts)], order[: sum(counts)]
+
+    def products(x: Tensor, key: str) -> Tensor:
+        stack = getattr(experts, key)
+        each = (stack.transpose(1, 2) if experts.is_transposed else stack).unbind()
+        parts = zip(each, torch.split(x, counts), strict=True)
+        turned: list[Any] = [(_Turned(weight, None, experts.training), part) for weight, part in parts]
+        y = torch.cat([backend.linear(*one) for one in turned])
+        return y + getattr(experts, f"{key}_bias")[ids].to(y.dtype) if experts.has_bias else y
+
+    token = order // top_k_index.shape[-1]
+    y = products(hidden_states[token], "gate_up_proj" if experts.has_gate else "up_proj")
+    y = products(experts._apply_gate(y) if experts.has_gate else experts.act_fn(y), "down_proj")
+    y = experts.post_expert_norm(y) if experts.has_post_expert_norm else y
+    y = y * top_k_weights.reshape(-1)[order, None]
+    return torch.zeros_like(hidden_states).index_add(0, token, y.to(hidden_states.dtype))
 
 
 @functools.cache
 def _gear_class(plain: Any) -> Any:
-    """Return the class of a shifting layer: GearLinear, or its like for transformers' ``Conv1D``."""
+    """Return the class of a shifting layer: GearLinear, or its like for transformers' ``Conv1D`` and experts."""
     if plain is nn.Linear:
         return GearLinear
 
-    class GearConv1D(plain):  # type: ignore[misc]
+    run = _turned_product if plain in _kinds() else _expert_products
+
+    class GearLike(plain):  # type: ignore[misc]
         _green_plain = plain
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
             green: LayerGear | None = getattr(self, "_green", None)
             if green is not None and green.box.runs_fp8(self.training):
-                return green.backend.linear(_Turned(self.weight.t(), self.bias), x)  # type: ignore[arg-type]
-            output: Tensor = plain.forward(self, x)
-            return output
+                return run(green.backend, self, *args, **kwargs)
+            return plain.forward(self, *args, **kwargs)
 
         def __reduce_ex__(self, protocol: Any) -> Any:
-            return _reduced(self, plain if type(self) is GearConv1D else type(self))
+            return _reduced(self, plain if type(self) is GearLike else type(self))
 
-    return GearConv1D
+    return GearLike
+
+
+def takes_te(model: nn.Module, name: str) -> bool:
+    """Return whether Transformer Engine can multiply for a layer: an ``nn.Linear`` that is whole when it is called."""
+    layer: Any = model.get_submodule(name)
+    return isinstance(layer, nn.Linear) and not _splits(model, name, layer.weight)
 
 
 def attach_layer(layer: nn.Module, box: Fp8Switch, backend: Fp8Backend) -> None:
     """Make a plain linear layer shift, in place.
 
     Args:
-        layer: An ``nn.Linear``, or a ``Conv1D`` of transformers; nothing of its state changes.
+        layer: An ``nn.Linear``, or a ``Conv1D`` or experts of transformers; nothing of its state changes.
         box: Says when it runs in FP8.
         backend: Multiplies in FP8.
 
     Raises:
         TypeError: The layer is neither plainly, or shifts already.
     """
-    if type(layer) not in _kinds():
+    if "_green" in vars(layer) or (type(layer) not in _kinds() and not _is_experts(layer)):
         raise TypeError(f"only a plain nn.Linear can shift, and this is a {type(layer).__name__}: leave it out")
     object.__setattr__(layer, "_green", LayerGear(box=box, backend=backend))
     kind: Any = type(layer)

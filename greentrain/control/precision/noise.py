@@ -242,7 +242,10 @@ def probed_weights(model: nn.Module, plan: Sequence[LayerPlan]) -> list[Tensor]:
     Raises:
         RuntimeError: Nothing is trained.
     """
-    chosen: list[Tensor] = [model.get_submodule(layer.name).weight for layer in plan if layer.chosen]  # type: ignore[misc]
+    modules: list[Any] = [model.get_submodule(layer.name) for layer in plan if layer.chosen]
+    chosen: list[Tensor] = []
+    for module in modules:  # experts have several
+        chosen += [module.weight] if hasattr(module, "weight") else [p for p in module.parameters(False) if p.dim() > 1]
     trained = [p for p in chosen if p.requires_grad] or [p for p in model.parameters() if p.requires_grad]
     # Gradients pass through a tensor's hooks, and those of the user are for training.
     trained = [p for p in trained if not p._backward_hooks]
@@ -297,7 +300,7 @@ LEAST: Final = 1.0
 """... but no less than this many steps."""
 PATIENCE: Final = 20
 """Steps in which a recording may fail before probing ends (own choice)."""
-LOW: Final[tuple[Gear, ...]] = (Gear.BF16, Gear.FP16, Gear.FP8)
+LOW: Final[tuple[Gear, ...]] = tuple(gear for gear in Gear if gear is not Gear.FP32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -316,18 +319,27 @@ class Noise:
     """Wall time of the last probe (s), mean over ranks."""
 
     @property
+    def riskiest(self) -> Gear:
+        """Gear of the fewest bits that was measured, FP8 before that."""
+        return max((gear for gear in self.sigma if gear.is_low), key=list(Gear).index, default=Gear.FP8)
+
+    @property
     def sigma_ratio(self) -> float | None:
-        """Noise of FP8 over that of BF16; None where one is not known."""
-        fp8, bf16 = self.sigma.get(Gear.FP8), self.sigma.get(Gear.BF16)
-        return fp8 / bf16 if fp8 is not None and bf16 else None
+        """Noise of the riskiest gear over that of BF16; None where one is not known."""
+        low, bf16 = self.sigma.get(self.riskiest), self.sigma.get(Gear.BF16)
+        return low / bf16 if low is not None and bf16 else None
 
     @property
     def gamma(self) -> float:
-        """Noise that Adam sees in FP8 over that in BF16; 1.0 where it is not known."""
-        fp8, bf16, batch = self.sigma.get(Gear.FP8), self.sigma.get(Gear.BF16), self.sigma_batch
-        if fp8 is None or bf16 is None or not batch:
+        """:meth:`gamma_in` the riskiest gear."""
+        return self.gamma_in(self.riskiest)
+
+    def gamma_in(self, gear: Gear) -> float:
+        """Return the noise that Adam sees in a gear over that in BF16; 1.0 where it is not known."""
+        low, bf16, batch = self.sigma.get(gear), self.sigma.get(Gear.BF16), self.sigma_batch
+        if low is None or bf16 is None or not batch:
             return 1.0
-        return math.sqrt((batch**2 + fp8**2) / (batch**2 + bf16**2))
+        return math.sqrt((batch**2 + low**2) / (batch**2 + bf16**2))
 
     @property
     def note(self) -> str:

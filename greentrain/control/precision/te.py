@@ -4,7 +4,7 @@ A layer keeps its class and its Parameters. For each a ``te.Linear`` is built on
 and draws nothing), given the layer's own Parameters and kept here under a weak key: it is in no state_dict, module
 tree, copy or pickle. The Parameters are given anew whenever the layer's are other objects, as FSDP 2 makes them.
 
-The recipe is ``Float8CurrentScaling``, one object for the whole run: it is stateless, where ``DelayedScaling`` keeps
+The recipes are those of RECIPES, one object for the whole run: they are stateless, where ``DelayedScaling`` keeps
 histories that go stale in another gear and reduces them over ranks. ``quantized_model_init`` is never used: weights
 that exist in FP8 alone have no other gear. Read from the source of transformer-engine 2.20.2, 2026-11-21.
 """
@@ -17,11 +17,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from greentrain.control.precision.backends import FORMATS
 from greentrain.errors import ConfigError, MissingExtraError
 from greentrain.utils.never_raise import warn_experimental
 
-ROWS: Final = 16
-"""Both dimensions of a matrix are multiples of this (``te.autocast`` in its pytorch/quantization.py, 2.20.2)."""
+RECIPES: Final = {
+    "tensorwise": ("Float8CurrentScaling", "is_fp8_available"),
+    "blockwise": ("Float8BlockScaling", "is_fp8_block_scaling_available"),
+    "mxfp8": ("MXFP8BlockScaling", "is_mxfp8_available"),
+    "nvfp4": ("NVFP4BlockScaling", "is_nvfp4_available"),
+}
+"""Recipe of a scaling or gear, and who says that the GPU has it (common/recipe and pytorch/quantization.py, 2.20.2)."""
 
 
 class TeBackend:
@@ -33,19 +39,22 @@ class TeBackend:
         te: The module ``transformer_engine.pytorch``.
         recipe: The recipe of every call.
         reason: Why this backend.
+        how: One of RECIPES.
     """
 
     name = "transformer_engine"
 
-    def __init__(self, te: Any, recipe: Any, reason: str) -> None:
+    def __init__(self, te: Any, recipe: Any, reason: str, how: str = "tensorwise") -> None:
         self.reason = reason
+        self.how = how
+        self._multiple = FORMATS[how].sides
         self._te = te
         self._recipe = recipe
         self._helpers: WeakKeyDictionary[nn.Linear, nn.Module] = WeakKeyDictionary()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def linear(self, layer: nn.Linear, x: Tensor) -> Tensor:
-        """Return ``x W^T + b``, rows padded to a multiple of 16 and cut again. A graph break under torch.compile."""
+        """Return ``x W^T + b``, rows padded to whole blocks and cut again. A graph break under torch.compile."""
         autocast = torch.is_autocast_enabled(x.device.type)
         given = x.dtype
         if not autocast:  # Transformer Engine takes no other dtype than the weight's there.
@@ -54,7 +63,7 @@ class TeBackend:
             y = F.linear(x, layer.weight, layer.bias)
         else:
             rows = x.reshape(-1, x.shape[-1])
-            padded = F.pad(rows, (0, 0, 0, -len(rows) % ROWS))
+            padded = F.pad(rows, (0, 0, 0, -len(rows) % self._multiple))
             here = x.device if x.is_cuda else -1  # kernels run, and memory is had, on the current device
             with torch.cuda.device(here), self._te.autocast(enabled=True, recipe=self._recipe):
                 y = self._helper(layer)(padded)
@@ -86,7 +95,7 @@ def open_te(device: torch.device, scaling: str, passed: str = "") -> TeBackend:
 
     Args:
         device: The device on which the model runs.
-        scaling: Only ``tensorwise``, which is what the recipe does.
+        scaling: One of RECIPES; there is none for ``rowwise``.
         passed: Added to the reason.
 
     Raises:
@@ -95,11 +104,12 @@ def open_te(device: torch.device, scaling: str, passed: str = "") -> TeBackend:
     """
     if device.type != "cuda":
         raise ConfigError(f"Transformer Engine runs on CUDA only, and the device is {device}")
-    if scaling != "tensorwise":
+    if scaling not in RECIPES:
         raise ConfigError(f"its Float8CurrentScaling is tensorwise, and precision.scaling is {scaling!r}")
+    kind, available = RECIPES[scaling]
     try:
         te = importlib.import_module("transformer_engine.pytorch")
-        recipe = importlib.import_module("transformer_engine.common.recipe").Float8CurrentScaling()
+        recipes = importlib.import_module("transformer_engine.common.recipe")
         version = importlib.import_module("transformer_engine").__version__
     except Exception as error:  # Without its CUDA part the package raises RuntimeError, not ImportError.
         raise MissingExtraError(
@@ -108,9 +118,15 @@ def open_te(device: torch.device, scaling: str, passed: str = "") -> TeBackend:
         ) from error
     if not hasattr(te, "autocast"):
         raise ConfigError(f"transformer-engine is {version}; 2.9 or newer has te.autocast: update it")
-    works, why = te.is_fp8_available(return_reason=True)
+    label = "FP8" if scaling == "tensorwise" else kind
+    if not hasattr(recipes, kind) or not hasattr(te, available):
+        raise ConfigError(f"transformer-engine is {version} and has no {kind}: update it")
+    works, why = getattr(te, available)(return_reason=True)
     if not works:
-        raise ConfigError(f"Transformer Engine {version} has no FP8 here: {why}")
+        raise ConfigError(f"Transformer Engine {version} has no {label} here: {why}")
     if getattr(te, "__file__", None):  # else a stand-in
-        warn_experimental("FP8 by Transformer Engine", "its interface was read and imitated, it never ran on a GPU")
-    return TeBackend(te, recipe, f"Transformer Engine {version} has FP8 on {device}{passed}")
+        warn_experimental(
+            f"{label} by Transformer Engine", "its interface was read and imitated, it never ran on a GPU"
+        )
+    reason = f"Transformer Engine {version} has {label} on {device}{passed}"
+    return TeBackend(te, getattr(recipes, kind)(), reason, scaling)

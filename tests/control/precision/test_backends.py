@@ -90,11 +90,11 @@ def test_a_gpu_without_fp8_units_is_refused_by_name(monkeypatch: pytest.MonkeyPa
     with pytest.raises(ConfigError) as caught:
         choose_backend("auto", CUDA, "tensorwise")
     assert str(caught.value) == (
-        "FP8 needs compute capability 8.9 or newer; NVIDIA A100-SXM4-80GB is 8.0: drop fp8 from precision.gears"
+        "FP8 needs compute capability 8.9 or newer (Ada); NVIDIA A100-SXM4-80GB is 8.0: drop fp8 from precision.gears"
     )
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
-    backends._check_capability(CUDA)  # Ada, the oldest that has them: L4, RTX 4090
+    backends._check_capability(CUDA, backends.FORMATS["tensorwise"])  # Ada, the oldest that has them: L4, RTX 4090
 
 
 def test_a_torch_without_the_public_call_tries_the_older_one_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from greentrain.control.precision.backends import CAPABILITY, ScaledMm, choose_backend
+from greentrain.control.precision.backends import FORMATS, ScaledMm, choose_backend
 from greentrain.control.precision.fp8 import Gemm, fp8_linear
 from greentrain.control.precision.layers import attach_layer
 from greentrain.errors import ConfigError
@@ -27,7 +27,7 @@ SUM_STEP = 2**-13
 def device(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[torch.device]:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA GPU here")
-    if torch.cuda.get_device_capability() < CAPABILITY:
+    if torch.cuda.get_device_capability() < FORMATS["tensorwise"].capability:
         pytest.skip(f"{torch.cuda.get_device_name()} has no FP8 units")
     from torch._inductor import config
 

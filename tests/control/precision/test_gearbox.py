@@ -460,7 +460,7 @@ def test_a_gpu_without_bf16_is_told_what_it_can(monkeypatch: pytest.MonkeyPatch)
     )
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
     with pytest.raises(
-        ConfigError, match="holds bf16, fp8, which cannot work here: Tesla T4 has no BF16; use fp32 and"
+        ConfigError, match="holds bf16, fp8, mxfp8, nvfp4, which cannot work here: Tesla T4 has no BF16; use fp32 and"
     ):
         check_gears(Net(), list(Gear), torch.device("cuda"))
     check_gears(Net(), [Gear.FP32, Gear.FP16], torch.device("cuda"))
@@ -611,3 +611,10 @@ def test_tied_weights_are_cast_once_and_a_layer_used_often_keeps_the_gradient_th
     cached = gradient(torch.autocast("cpu", dtype=torch.bfloat16))
     assert shapes.count((96, 64)) == 1 and shapes.count((64, 64)) == 12
     assert (ours - right).norm() < 0.8 * (cached - right).norm()
+    shapes.clear()
+    once = GearBox(PrecisionConfig(gears=("bf16",), cast_once=True))
+    with torch.autocast("cpu", dtype=torch.float16):
+        model.layer(torch.randn(3, 64))  # the framework's cache holds the weight in another precision
+        with Casts():  # type: ignore[no-untyped-call]
+            again = gradient(once.context("cpu"))
+    assert shapes.count((64, 64)) == 1 and (again - cached).norm() < 0.02 * cached.norm()

@@ -58,3 +58,15 @@ def test_it_survives_a_checkpoint() -> None:
 def test_it_needs_no_torch() -> None:
     code = "import sys; sys.modules['torch'] = None; import greentrain.control.precision.guard"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=400)
+
+
+def test_each_gear_has_a_guard_and_the_noise_of_its_own() -> None:
+    seen = Noise(
+        step=1, sigma={Gear.BF16: 0.1, Gear.MXFP8: 1.0, Gear.NVFP4: 4.0}, sigma_batch=3.0, grad_norm=5.0, cost_s=0.1
+    )
+    assert QualityGuard(Gear.MXFP8).judge(seen) is None and QualityGuard(Gear.FP8).judge(seen) is None
+    assert QualityGuard(Gear.NVFP4).judge(seen) == (
+        "gradient norm is 1.2 x NVFP4's noise, under sqrt(3) (arXiv 2505.19115)"
+    )
+    assert seen.riskiest is Gear.NVFP4 and seen.gamma == seen.gamma_in(Gear.NVFP4) > seen.gamma_in(Gear.MXFP8) > 1.0
+    assert seen.sigma_ratio == pytest.approx(40.0) and seen.gamma_in(Gear.FP8) == 1.0

@@ -188,7 +188,7 @@ def two_ranks() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def test_a_weight_that_fsdp_gathers_is_plain_and_a_parallel_one_is_not(two_ranks: None) -> None:
+def test_a_weight_that_fsdp_gathers_is_plain_and_a_parallel_one_is_a_part(two_ranks: None) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
@@ -200,6 +200,9 @@ def test_a_weight_that_fsdp_gathers_is_plain_and_a_parallel_one_is_not(two_ranks
     assert chosen(sharded) == chosen(replicated) == BODY
     parallel = nn.Sequential(nn.Linear(128, 256))
     parallelize_module(parallel, mesh["tensor"], {"0": ColwiseParallel()})
-    assert "DTensor" in why_not(parallel, "0")
+    assert chosen(parallel) == ["0"], "each rank multiplies its part"
+    narrow = nn.Sequential(nn.Linear(128, 144))
+    parallelize_module(narrow, mesh["tensor"], {"0": ColwiseParallel()})
+    assert "128 inputs and 72 outputs are not both multiples of 16" in why_not(narrow, "0")
     fully_shard(parallel, mesh=mesh["data"])
-    assert "DTensor" in why_not(parallel, "0")
+    assert chosen(parallel) == ["0"], "FSDP gathers that part"
