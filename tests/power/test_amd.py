@@ -4,7 +4,7 @@ import builtins
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -17,6 +17,7 @@ from greentrain.errors import ConfigError, GreenTrainWarning, MeterError, Missin
 from greentrain.ledger.reader import read_run
 from greentrain.power import amd
 from greentrain.power.amd import AmdMeter, visible_gpus
+from greentrain.power.claims import Claims
 from greentrain.power.detect import open_meters, survey
 from greentrain.power.sampler import EnergyCurve
 from greentrain.testing.meter_contract import MeterContract
@@ -126,6 +127,18 @@ def test_partitions_are_one_gpu(install: Install) -> None:
     both = AmdMeter({})
     assert [s.device.uid for s in both.sensors] == ["amd:0000000000000000", "amd:0000000000000004"]
     both.close()
+
+
+def test_of_two_ranks_on_partitions_of_one_card_one_books_it(install: Install, tmp_path: Path) -> None:
+    install(*(FakeGpu(extra={"partition": i, "hip_id": i}) for i in range(2)))
+    taken = []
+    with ExitStack() as stack:
+        for rank in range(2):
+            meter = stack.enter_context(closing(AmdMeter({"HIP_VISIBLE_DEVICES": str(rank)})))
+            claims = Claims(tmp_path / "claims", {"run_id": "r", "rank": rank})
+            stack.callback(claims.release)
+            taken += [claims.take(sensor.device.uid) for sensor in meter.sensors]
+    assert taken == [True, False]
 
 
 def test_states_and_users(install: Install) -> None:
