@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from greentrain.cli import config as cli_config
-from greentrain.cli import daemon, estimate, fleet, fpga, launch, rlhf, runs, schedule, serve, ui
+from greentrain.cli import daemon, estimate, fleet, fpga, launch, rlhf, runs, schedule, serve, tune, ui
 from greentrain.cli.terminal import (
     WRONG_INPUT,
     Commands,
@@ -204,6 +204,7 @@ app.add_typer(fpga.app)
 app.add_typer(rlhf.app)
 app.command()(serve.serve)
 app.command()(daemon.daemon)
+app.add_typer(tune.app)
 
 
 def _measuring(settings: "GreenConfig", children: "list[subprocess.Popen[bytes]]") -> "GreenSession | None":
