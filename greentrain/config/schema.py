@@ -110,6 +110,14 @@ class WidthConfig:
         return tuple(n for n in every if self.global_batch is None or self.global_batch % n == 0)
 
 
+_PROFILES = (
+    *("max_p", "max_q", "compute", "memory_bound", "network", "balanced", "llm_inference", "llm_training", "rbm"),
+    *("dcpcie", "hmma_sparse", "hmma_dense", "sync_balanced", "hpc", "mig"),
+)
+POWER_PROFILES = {name: bit for bit, name in enumerate(_PROFILES)}
+"""Bits of nvmlPowerProfileType_t (nvml.h, as nvidia-ml-py 13.615 has it)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActuatorsConfig:
     """What a plan may do to the run, beside its gears."""
@@ -130,6 +138,11 @@ class ActuatorsConfig:
     """None: clocks are left alone."""
     width: WidthConfig | None = None
     """None: as many ranks as there are."""
+    power_profiles: tuple[Annotated[str, Choice(tuple(POWER_PROFILES))], ...] | None = None
+    """Workload power profiles (Blackwell) to ask the run's GPUs for, such as ``[max_q, llm_training]``; None: they are
+    left alone."""
+    memory_mhz: Annotated[int, Bound(1, 100_000)] | None = None
+    """Memory clock to lock the run's GPUs at (MHz), one that they support; None: it is left alone."""
     daemon: Annotated[str, Choice(("auto", "off"))] = "auto"
     """``auto``: ``greentrain daemon`` sets what this process may not, where it runs; ``off``: it is not asked."""
 

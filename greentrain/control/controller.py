@@ -30,6 +30,7 @@ from greentrain.utils.never_raise import never_raises, warn, warn_experimental
 if TYPE_CHECKING:
     from greentrain.control.actuators.clocks import ClockLimit, StallControl
     from greentrain.control.actuators.power_cap import PowerCap
+    from greentrain.control.actuators.profiles import Profiles
     from greentrain.control.carbon_budget import BudgetWatch
     from greentrain.control.gears import Gears
     from greentrain.control.plan.schedule import Host, Schedule
@@ -47,6 +48,7 @@ class GpuLimits:
         power_cap: Sets power limits.
         clocks: Sets clocks.
         stall: Says which.
+        profiles: What is set from start to end.
     """
 
     def __init__(
@@ -54,10 +56,11 @@ class GpuLimits:
         power_cap: "PowerCap | None" = None,
         clocks: "ClockLimit | None" = None,
         stall: "StallControl | None" = None,
+        profiles: "Profiles | None" = None,
     ) -> None:
         self.power_cap = power_cap
         """The power limits; None: they are left alone, or there is no right to change them."""
-        self._clocks, self._stall = clocks, stall
+        self._clocks, self._stall, self._profiles = clocks, stall, profiles
         self._seen: LedgerEntry | None = None
         self._changed = False
 
@@ -73,12 +76,13 @@ class GpuLimits:
         Raises:
             ConfigError: A device is not this process's, or a limit is out of its range.
         """
-        from greentrain.control.actuators import clocks, driver, guardian, power_cap
+        from greentrain.control.actuators import clocks, driver, guardian, power_cap, profiles
         from greentrain.control.actuators import clocks as stall
 
         for sentence in driver.repair():
             warn(sentence)
-        if config.power_cap is None and config.clocks is None:
+        asks = config.power_profiles is not None or config.memory_mhz is not None
+        if config.power_cap is None and config.clocks is None and not asks:
             return cls()
         if sys.platform == "win32":
             raise ConfigError(
@@ -92,9 +96,12 @@ class GpuLimits:
         if config.clocks is not None:
             limit = clocks.open_clocks(config.clocks, topology, warn, guardian=one)
             control = stall.StallControl(config.clocks)
+        held = profiles.open_profiles(config, topology, warn, guardian=one) if asks else None
+        if held is not None:
+            held.apply()
         if cap is not None or limit is not None:
             BackgroundCall("greentrain-guardian", one.begin)
-        return cls(cap, limit, control)
+        return cls(cap, limit, control, held)
 
     @property
     def caps(self) -> tuple[float, ...]:
@@ -145,13 +152,13 @@ class GpuLimits:
 
     def tell(self, mark: Callable[[str, str], object]) -> None:
         """Let every change be marked: ``cap`` or ``clock``, and what it is from then on."""
-        for hand in (self._clocks, self.power_cap):
+        for hand in (self._clocks, self.power_cap, self._profiles):
             if hand is not None:
                 hand.mark = mark
 
     def close(self) -> None:
         """Put everything back as it was found. Idempotent; never raises."""
-        for hand in (self._clocks, self.power_cap):
+        for hand in (self._clocks, self.power_cap, self._profiles):
             if hand is not None:
                 hand.close()
 

@@ -11,6 +11,7 @@ device commands, read 2026-11-21). What gives an administrator's setting away is
 """
 
 import contextlib
+import ctypes
 import functools
 import importlib.util
 import math
@@ -138,6 +139,39 @@ class GpuKnobs:
         """Let the graphics clock go where it wants."""
         direct = functools.partial(self._nvml.nvmlDeviceResetGpuLockedClocks, self._handle)
         self._set(direct, "reset_gpu_locked_clocks")
+
+    def profiles(self, *, offered: bool = False) -> int:
+        """Return the workload power profiles that are requested, or all that are ``offered``, as a mask."""
+        if not offered:
+            return self._library.profiles(self.uuid)
+        info = self._nvml.c_nvmlWorkloadPowerProfileProfilesInfo_v1_t()
+        self._nvml.nvmlDeviceWorkloadPowerProfileGetProfilesInfo(self._handle, ctypes.byref(info))
+        return sum(word << 32 * i for i, word in enumerate(info.perfProfilesMask.mask))
+
+    def request_profiles(self, mask: int) -> None:
+        """Request these workload power profiles, and no others."""
+        direct = functools.partial(self._library.request_profiles, self.uuid, mask)
+        self._set(direct, "set_power_profiles", mask=f"{mask:x}")
+
+    def memory_clocks_mhz(self) -> tuple[int, ...]:
+        """Return the memory clocks that the GPU supports (MHz)."""
+        low_mhz, high_mhz = self._allowed("memory_mhz")
+        found = self._nvml.nvmlDeviceGetSupportedMemoryClocks(self._handle)
+        return tuple(int(mhz) for mhz in found if low_mhz <= mhz <= high_mhz)
+
+    def lock_memory(self, mhz: int | None) -> None:
+        """Lock the memory clock (MHz); None: unlock it."""
+        nvml = self._nvml
+        if mhz is None:
+            direct = functools.partial(nvml.nvmlDeviceResetMemoryLockedClocks, self._handle)
+            self._set(direct, "reset_mem_locked_clocks")
+            return
+        direct = functools.partial(nvml.nvmlDeviceSetMemoryLockedClocks, self._handle, mhz, mhz)
+        self._set(direct, "set_mem_locked_clocks", min_clock_mhz=mhz, max_clock_mhz=mhz)
+
+    @property
+    def _library(self) -> guardian_main.Library:
+        return guardian_main.Library(self._nvml.nvmlLib._name, self._nvml.nvmlLib)
 
     def _set(self, direct: Callable[[], object], what: str, **values: object) -> None:
         """Set something, or let the daemon do it.
