@@ -4,7 +4,6 @@ Exit codes: 0 fine, 1 something is not installed, 2 wrong usage or input, with o
 """
 
 import json
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -18,7 +17,9 @@ if TYPE_CHECKING:
     from greentrain.simulator.cluster.world import Event
 
 app = typer.Typer(name="fleet", cls=Commands, help="Many jobs on one cluster, as one plan.", no_args_is_help=True)
-POLICIES: Final = ("fcfs", "carbon_blind", "each_alone", "suspend_resume", "gaia_like", "carbonflex_like", "pcaps_like")
+POLICIES: Final = (
+    "fcfs", "carbon_blind", "each_alone", "suspend_resume", "gaia_like", "carbonflex_like", "pcaps_like", "planned",
+)  # fmt: skip
 """As of ``greentrain.simulator.cluster.policies``, which needs NumPy."""
 GPU_W: Final = 975.0
 """A GPU and its share of the node at full power (W), as of the reference table."""
@@ -43,10 +44,11 @@ def simulate(
     jobs: Annotated[
         Path | None, typer.Option(help="Jobs (CSV: release_h,deadline_h,gpus,gpu_h,user) in place of drawn ones.")
     ] = None,
-    count: Annotated[int, typer.Option(help="Jobs that are drawn.")] = 200,
-    days: Annotated[float, typer.Option(help="Days in which they come.")] = 7.0,
-    gpus: Annotated[int, typer.Option(help="GPUs of the cluster, spread evenly over its sites.")] = 1000,
+    count: Annotated[int, typer.Option(help="Jobs that are drawn.")] = 40,
+    days: Annotated[float, typer.Option(help="Days in which they come.")] = 2.0,
+    gpus: Annotated[int, typer.Option(help="GPUs of the cluster, spread evenly over its sites.")] = 128,
     load: Annotated[float, typer.Option(help="Share of the GPUs' time that the jobs take at their fastest.")] = 0.7,
+    longest_h: Annotated[float, typer.Option(help="Longest job that is drawn (h).")] = 24.0,
     seed: Annotated[int, typer.Option(help="Seed of the jobs and of failures.")] = 0,
     errors: Annotated[float, typer.Option(help="Deviation of ln(what users say of a length / what it is).")] = 0.0,
     cap: Annotated[float, typer.Option(help="Cap of each site as a share of its GPUs' full power.")] = 0.9,
@@ -68,11 +70,14 @@ def simulate(
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the jobs (CSV) to this file, to send them again.")] = None,
+    with_bound: Annotated[
+        bool, typer.Option("--bound", help="Tell how far each is from what no plan could better, knowing everything.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Compare policies of a cluster on recorded grids, as in: greentrain fleet simulate --trace caiso.csv."""
     from greentrain.carbon.forecast import profile_forecast
-    from greentrain.simulator.cluster.policies import POLICIES as NAMED
+    from greentrain.simulator.cluster.planned import hindsight
     from greentrain.simulator.cluster.policies import open_policy
     from greentrain.simulator.cluster.result import FleetResult, render
     from greentrain.simulator.cluster.workload import Workload
@@ -81,7 +86,7 @@ def simulate(
     from greentrain.types import S_PER_HOUR
     from greentrain.utils.validation import bound
 
-    bound("--cap", cap, 0.0, math.inf) if cap != math.inf else None
+    bound("--cap", cap, 0.0, 1e3)
     grids = [recorded_grid(text).trace for text in trace or []]
     grids += [typical_year(zone.strip()).trace for zone in zones.split(",") if zone.strip()]
     if not grids:
@@ -90,15 +95,16 @@ def simulate(
     each = gpus // len(grids)
     if jobs is None:
         work = Workload.drawn(
-            count=count, days=days, gpus=gpus, load=load, seed=seed, widest=min(512, max(each // 4, 1))
-        )
+            count=count, days=days, gpus=gpus, load=load, seed=seed, widest=min(512, max(each // 4, 1)),
+            longest_h=longest_h,
+        )  # fmt: skip
     else:
         work = Workload.read(jobs)
     if errors:
         work = work.with_errors(errors, seed)
     if out is not None:
         work.write(out)
-    names = policy or list(NAMED)
+    names = policy or POLICIES
     policies = [open_policy(name) for name in names]
     world = FleetWorld(
         sites=tuple(FleetSite(grid=grid, cap_w=cap * each * GPU_W) for grid in grids),
@@ -115,7 +121,8 @@ def simulate(
         for number, made in enumerate(policies):
             runs.append(world.run(made))
             told(number + 1, len(policies))
-    result = FleetResult(world=world, runs=runs)
+        best = hindsight(world) if with_bound else None
+    result = FleetResult(world=world, runs=runs, bound_g=None if best is None or best.missed else best.bound_g)
     if as_json:
         typer.echo(json.dumps(result.to_dict(), indent=1, allow_nan=False))
         return

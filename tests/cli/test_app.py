@@ -98,8 +98,9 @@ def test_the_commands_and_options_are_these() -> None:
     fleet = typer.main.get_group(cli_fleet.app).commands
     assert {name: sorted(option for param in fleet[name].params for option in param.opts) for name in fleet} == {
         "simulate": [
-            "--cap", "--count", "--days", "--errors", "--failures", "--gpus", "--jobs", "--json", "--known", "--load",
-            "--out", "--policy", "--respond", "--seed", "--start-day", "--step-s", "--trace", "--zones",
+            "--bound", "--cap", "--count", "--days", "--errors", "--failures", "--gpus", "--jobs", "--json", "--known",
+            "--load", "--longest-h", "--out", "--policy", "--respond", "--seed", "--start-day", "--step-s",
+            "--trace", "--zones",
         ],
     }  # fmt: skip
     fpga = typer.main.get_group(cli_fpga.app).commands

@@ -1,9 +1,9 @@
 """Policies of a fleet, each a class with a name and ``decide``; a user's own stands in a file beside them.
 
-None but :class:`Planned` knows a price. All may use every row of a job's menu; those whose papers know one width run
-a job at its fastest. Watts are in all of them but :class:`EachAlone`, so that their grams compare under the same
-caps: a job whose watts do not fit waits. "Like" says that a rule of a paper is carried over to trainings, not that
-its program is run:
+None but ``planned`` (``greentrain.simulator.cluster.planned``) knows a price of the cluster. All may use every row of
+a job's menu; those whose papers know one width run a job at its fastest. Watts are in all of them but
+:class:`EachAlone`, so that their grams compare under the same caps: a job whose watts do not fit waits. "Like" says
+that a rule of a paper is carried over to trainings, not that its program is run:
 
 * :class:`Fcfs`: first come, first served, with EASY backfill as Slurm does it (Lifka, JSSPP 1995; sched/backfill).
 * :class:`CarbonBlind`: earliest deadline first, each job at the pace of least energy that its deadline allows.
@@ -329,7 +329,9 @@ class PcapsLike:
 POLICIES: Final[Mapping[str, Callable[[], FleetPolicy]]] = {
     each.name: each for each in (Fcfs, CarbonBlind, EachAlone, SuspendResume, GaiaLike, CarbonFlexLike, PcapsLike)
 }
-"""Named policies, each made anew for a run."""
+"""Named rules, each made anew for a run."""
+PLANNED: Final = "planned"
+"""Name of the one plan for all, ``greentrain.simulator.cluster.planned.Planned``."""
 
 
 def open_policy(name: str) -> FleetPolicy:
@@ -343,9 +345,15 @@ def open_policy(name: str) -> FleetPolicy:
     """
     if name in POLICIES:
         return POLICIES[name]()
+    if name == PLANNED:
+        from greentrain.simulator.cluster.planned import Planned
+
+        return Planned()
     path = Path(name)
     if path.suffix != ".py" or not path.exists():
-        raise ConfigError(f"no policy {name!r}: name one of {', '.join(POLICIES)}, or a file FILE.py with policy()")
+        raise ConfigError(
+            f"no policy {name!r}: name one of {', '.join((*POLICIES, PLANNED))}, or a file FILE.py with policy()"
+        )
     spec = importlib.util.spec_from_file_location(f"fleet_policy_{path.stem}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

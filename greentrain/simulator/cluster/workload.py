@@ -157,7 +157,15 @@ class Workload:
 
     @classmethod
     def drawn(
-        cls, *, count: int, days: float, gpus: int, load: float, seed: int = 0, widest: int = max(WIDE_GPUS)
+        cls,
+        *,
+        count: int,
+        days: float,
+        gpus: int,
+        load: float,
+        seed: int = 0,
+        widest: int = max(WIDE_GPUS),
+        longest_h: float = LONGEST_H,
     ) -> "Workload":
         """Return jobs like those of the traces that bring a load. The same arguments give the same jobs.
 
@@ -170,6 +178,7 @@ class Workload:
             load: Share of the GPUs' time in these days that the jobs take at their fastest.
             seed: Seed of the draw.
             widest: Most GPUs of a job.
+            longest_h: Longest job (h).
 
         Raises:
             ConfigError: A figure is out of its range, or so many jobs cannot bring such a load within the lengths.
@@ -180,6 +189,7 @@ class Workload:
             ("gpus", gpus, 1, 1e7),
             ("widest", widest, 1, 1e5),
             ("load", load, 0.001, 1.5),
+            ("longest_h", longest_h, SHORTEST_H, 1e4),
         ):
             bound(key, value, low, high)
         rng = np.random.default_rng(seed)
@@ -191,7 +201,7 @@ class Workload:
         taken = rng.choice(wide, count, p=wide**-0.5 / np.sum(wide**-0.5))
         narrow = rng.choice((1, 2, 4, 8), count, p=np.array(NARROW_SHARE) / sum(NARROW_SHARE))
         width = np.minimum(np.where(rng.random(count) < WIDE_SHARE, taken, narrow), min(widest, gpus))
-        length_h = _stretched(_lengths_h(rng, count), width, load * gpus * days * 24)
+        length_h = _stretched(_lengths_h(rng, count, longest_h), width, load * gpus * days * 24, longest_h)
         shares = 1.0 / np.arange(1, USERS + 1)
         tokens = length_h * S_PER_HOUR * np.array([_fastest(int(one)) for one in width])
         room_h = length_h + np.clip((rng.choice(SLACKS, count) - 1) * length_h, AT_LEAST_H, MOST_H)
@@ -265,29 +275,29 @@ def _fastest(gpus: int) -> float:
     return float(menu.tokens_per_s[menu.fastest])
 
 
-def _lengths_h(rng: np.random.Generator, count: int) -> Array:
+def _lengths_h(rng: np.random.Generator, count: int, longest_h: float) -> Array:
     """Return lengths as the traces say, those outside the limits drawn anew."""
     found: Sequence[Array] = ()
     weight = np.array(LENGTH_WEIGHT) / sum(LENGTH_WEIGHT)
     while sum(map(len, found)) < count:
         part = rng.choice(2, 8 * count, p=weight)
         drawn = np.exp(rng.normal(np.array(LENGTH_LN_S)[part], np.array(LENGTH_LN_SD)[part])) / S_PER_HOUR
-        found = (*found, drawn[(drawn >= SHORTEST_H) & (drawn <= LONGEST_H)])
+        found = (*found, drawn[(drawn >= SHORTEST_H) & (drawn <= longest_h)])
     return np.concatenate(found)[:count]
 
 
-def _stretched(length_h: Array, width: Ints, gpu_h: float) -> Array:
+def _stretched(length_h: Array, width: Ints, gpu_h: float, longest_h: float) -> Array:
     """Return the lengths times a factor, within the limits, that take so many GPU-hours together."""
     low, high = 1e-3, 1e3
     for _ in range(60):
         middle = math.sqrt(low * high)
-        fits = float(np.clip(middle * length_h, SHORTEST_H, LONGEST_H) @ width) <= gpu_h
+        fits = float(np.clip(middle * length_h, SHORTEST_H, longest_h) @ width) <= gpu_h
         low, high = (middle, high) if fits else (low, middle)
-    found = np.clip(low * length_h, SHORTEST_H, LONGEST_H)
+    found = np.clip(low * length_h, SHORTEST_H, longest_h)
     if not 0.95 < float(found @ width) / gpu_h < 1.001:
-        least, most = SHORTEST_H * width.sum() / gpu_h, LONGEST_H * width.sum() / gpu_h
+        least, most = SHORTEST_H * width.sum() / gpu_h, longest_h * width.sum() / gpu_h
         raise ConfigError(
-            f"{len(width)} jobs of {SHORTEST_H:g} to {LONGEST_H:g} h bring {least:.3g} to {most:.3g} times the load"
+            f"{len(width)} jobs of {SHORTEST_H:g} to {longest_h:g} h bring {least:.3g} to {most:.3g} times the load"
             " that is asked for: take another number of jobs, of GPUs or another load"
         )
     return found

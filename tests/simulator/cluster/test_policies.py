@@ -7,7 +7,7 @@ import pytest
 
 from greentrain.cli import fleet as cli_fleet
 from greentrain.errors import ConfigError
-from greentrain.simulator.cluster.policies import POLICIES, CarbonBlind, Fcfs, GaiaLike, PcapsLike, open_policy
+from greentrain.simulator.cluster.policies import PLANNED, POLICIES, CarbonBlind, Fcfs, GaiaLike, PcapsLike, open_policy
 from greentrain.simulator.cluster.workload import Workload
 from greentrain.simulator.cluster.world import Choice, View
 from tests.simulator.cluster.fleets import drawn, fleet, jobs
@@ -108,4 +108,4 @@ def test_a_policy_of_ones_own_is_a_file(tmp_path: Path) -> None:
 
 
 def test_the_names_of_the_command_line_are_all_there() -> None:
-    assert tuple(POLICIES) == cli_fleet.POLICIES
+    assert (*POLICIES, PLANNED) == cli_fleet.POLICIES

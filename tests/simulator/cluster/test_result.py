@@ -60,7 +60,7 @@ def test_the_command_compares_policies_and_repeats_its_jobs(tmp_path: Path) -> N
     ]
     few = ["--policy", "fcfs", "--policy", "carbon_blind"]
     drawn_ones = CliRunner().invoke(
-        app, [*words, *few, "--count", "12", "--days", "2", "--out", str(tmp_path / "jobs.csv")]
+        app, [*words, *few, "--count", "12", "--days", "2", "--longest-h", "48", "--out", str(tmp_path / "jobs.csv")]
     )
     assert drawn_ones.exit_code == 0, drawn_ones.output
     read_ones = CliRunner().invoke(app, [*words, *few, "--jobs", str(tmp_path / "jobs.csv")])
