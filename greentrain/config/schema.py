@@ -275,8 +275,12 @@ class PowerConfig:
     """``auto`` (every sensor that can be read, models for the rest) or a list of METERS; of GPUs, the first vendor's
     whose driver answers."""
     gpus: Annotated[tuple[str, ...], NotEmpty("name a GPU, or leave the key out")] | None = None
-    """GPUs to book, each as ``CUDA_VISIBLE_DEVICES`` names it: an index of the node or a UUID. None: those that the
-    process computes on, as far as torch or the driver tells, else all that it sees."""
+    """GPUs to book, each as ``CUDA_VISIBLE_DEVICES`` names it: an index of the node or a UUID. ``[all]``: all that the
+    process sees; ``[used]``: those alone that it is known to compute on, by torch or the driver. None: the same, and
+    all that it sees as long as that is not known."""
+    split: Annotated[str, Choice(("auto", "always", "off"))] = "auto"
+    """Of a GPU that others compute on too, by MPS or in turns, this job's part is booked, modelled: ``auto``, where
+    others are there when the run begins; ``always``; ``off``: all of it. Of MIG devices it is always the own part."""
     device_clock: Annotated[str, Choice(("auto", "off"))] = "auto"
     """``auto``: a device that works behind the host tells by events when it gets to a phase, and its joules are cut by
     that; ``off``: they are cut by the host's times, and nothing is recorded on the device."""

@@ -65,6 +65,7 @@ class ClaimedDevices(Mapping[str, EnergyCurve]):
         on_event: A function that is called with a name and a sentence when a device changes hands or its sensor
             misbehaves.
         named: The GPUs were named by ``power.gpus``, so they are booked whether or not they are used.
+        only_used: Book no GPU that this process is not known to compute on.
     """
 
     def __init__(
@@ -75,6 +76,8 @@ class ClaimedDevices(Mapping[str, EnergyCurve]):
         carbon: CarbonConfig,
         on_event: Callable[[str, str], None],
         named: bool = False,
+        *,
+        only_used: bool = False,
     ) -> None:
         self.curves: dict[str, EnergyCurve] = {}
         """Of the devices that this rank books."""
@@ -95,7 +98,7 @@ class ClaimedDevices(Mapping[str, EnergyCurve]):
         self._rate_records = {uid: rate.to_dict() for uid, rate in self._node_rates.items()}
         self._on_event = on_event
         self._t0_s = 0.0
-        self._named = named
+        self._named, self._only_used = named, only_used
         self._used: set[str] = set()
         self._inherited: set[str] = set()
         self.gpus = [s.device.uid for s in sensors if s.device.kind is DeviceKind.GPU and s.shared]
@@ -249,7 +252,7 @@ class ClaimedDevices(Mapping[str, EnergyCurve]):
             self._used |= gpus_in_use(self.gpus, pids)
 
     def _may_use(self, uid: str) -> bool:
-        return not self._used or uid in self._used or uid not in self.gpus
+        return (not self._used and not self._only_used) or uid in self._used or uid not in self.gpus
 
     def _keeps(self, uid: str) -> bool:
         if uid in self._used or uid in self._inherited or self._named:
@@ -404,8 +407,11 @@ class ActiveRun:
             self.t0_s = clock.monotonic_s()
             self._offset_s = clock.unix_s() - self.t0_s
             owner: dict[str, str | int] = {"run_id": self.run_id, "rank": topology.rank}
-            named = config.power.gpus is not None
-            self._devices = ClaimedDevices(meter.sensors, topology, owner, config.carbon, self.event, named)
+            named = config.power.gpus not in (None, ("used",))
+            strict = config.power.gpus == ("used",)
+            self._devices = ClaimedDevices(
+                meter.sensors, topology, owner, config.carbon, self.event, named, only_used=strict
+            )
             undo.callback(self._devices.release)
             uids = self._devices.gpus if config.power.device_clock == "auto" else ()
             self._device_clock: DeviceClock[Mark] = DeviceClock(uids, clock, self.event, numbered=not named)

@@ -268,6 +268,24 @@ def gpus_in_use(uids: Sequence[str], pids: Mapping[str, Collection[int]]) -> set
     return {uid for uid in uids if any(_is_ours(pid) for pid in pids.get(uid, ()))}
 
 
+FIRST_PID_NAMESPACE: Final = 0xEFFFFFFC
+"""Inode of the machine's first PID namespace, PROC_PID_INIT_INO in Linux' include/linux/proc_ns.h (6.18). A process in
+another one is in a container, where every process that it sees is of the same job."""
+
+
+def is_of_this_job(pid: int) -> bool:
+    """Return True if a process is this one, descends from it, or is in the same container."""
+    return _is_ours(pid) or (in_container() and psutil.pid_exists(pid))
+
+
+def in_container() -> bool:
+    """Return True if this process is in a PID namespace of its own."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino != FIRST_PID_NAMESPACE
+    except OSError:
+        return False
+
+
 def _is_ours(pid: int) -> bool:
     own = os.getpid()
     try:

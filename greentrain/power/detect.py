@@ -320,19 +320,24 @@ def _names(config: PowerConfig) -> tuple[str, ...]:
     return (config.meters,) if isinstance(config.meters, str) else tuple(dict.fromkeys(config.meters))
 
 
+def _named_gpus(config: PowerConfig) -> Sequence[str]:
+    return () if config.gpus in (None, ("all",), ("used",)) else config.gpus
+
+
 def _open(name: str, config: PowerConfig, environ: Mapping[str, str] | None, clock: Clock | None) -> PowerMeter:
+    named = _named_gpus(config)
     if name == "nvml":
         from greentrain.power.nvml import NvmlMeter
 
-        return NvmlMeter(os.environ if environ is None else environ, clock=clock, gpus=config.gpus or ())
+        return NvmlMeter(os.environ if environ is None else environ, clock=clock, gpus=named, split=config.split)
     if name == "amd":
         from greentrain.power.amd import AmdMeter
 
-        return AmdMeter(environ, clock=clock, gpus=config.gpus or ())
+        return AmdMeter(environ, clock=clock, gpus=named)
     if name == "intel":
         from greentrain.power.intel import IntelMeter
 
-        return IntelMeter(environ, clock=clock, gpus=config.gpus or ())
+        return IntelMeter(environ, clock=clock, gpus=named)
     if name in ("apple", "jetson"):
         from greentrain.power.soc import AppleMeter, JetsonMeter
 
@@ -390,12 +395,12 @@ def _gpus_where_they_answer(
             return [_open(name, config, environ, clock)]
         except (MeterError, MissingExtraError) as error:
             refused[name] = error
-            if config.gpus or not (used or isinstance(error.__cause__, TimeoutError)):
+            if _named_gpus(config) or not (used or isinstance(error.__cause__, TimeoutError)):
                 continue
             warn(f"GPUs are not measured: {error}")
             device, missing = Device(uid=name, kind=DeviceKind.GPU, name=_WHAT[name]), Provenance.MISSING
             return [NullMeter(Sensor(device=device, provenance=missing, method="none", period_s=10.0, note=str(error)))]
-    if config.gpus:
+    if _named_gpus(config):
         raise refused["nvml"]
     return []
 

@@ -259,10 +259,6 @@ def _reader(zes: Any, gpu: IntelGpu, clock: Clock) -> DeviceReader:
         told = [told_by(zes, "zesPowerGetEnergyCounter", handle, "zes_power_energy_counter_t") for handle in counters]
         return sum(one.energy for one in told) / UJ_PER_J, max(one.timestamp for one in told) / UJ_PER_J
 
-    def pids() -> list[int]:
-        found = all_of(zes, "zesDeviceProcessesGetState", zes.zes_process_state_t, gpu.handle)
-        return [int(process.processId) for process in found]
-
     return DeviceReader(
         Device(uid=gpu.uid, kind=DeviceKind.GPU, name=gpu.name),
         [Method("Level Zero energy counter", counter, is_counter=True)] if counters else [],
@@ -270,10 +266,21 @@ def _reader(zes: Any, gpu: IntelGpu, clock: Clock) -> DeviceReader:
         problem=problem,
         remedy="run as root, or let an administrator give this user the driver's telemetry (/sys/class/intel_pmt)",
         states=_states(zes, gpu.handle),
-        pids=pids,
+        pids=functools.partial(pids_on, zes, gpu.handle),
         note=note,
         limit_w=max(0, whole[0][1].maxLimit) / MW_PER_W or None if whole else None,  # -1: not known
     )
+
+
+def pids_on(zes: Any, handle: Any) -> list[int]:
+    """Return the processes that use a card.
+
+    Args:
+        zes: The bindings.
+        handle: The card.
+    """
+    found = all_of(zes, "zesDeviceProcessesGetState", zes.zes_process_state_t, handle)
+    return [int(process.processId) for process in found]
 
 
 _State = tuple[float | None, None, float | None, tuple[str, ...] | None]

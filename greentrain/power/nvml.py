@@ -24,12 +24,16 @@ import math
 import os
 import re
 import statistics
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+import psutil
+
 from greentrain.errors import ConfigError, MeterError
+from greentrain.power.claims import is_of_this_job
 from greentrain.types import Counter, Device, DeviceKind, DeviceState, PowerMeter, PowerSample, Provenance, Sensor
 from greentrain.utils.background import BackgroundCall
 from greentrain.utils.clock import Clock, SystemClock
@@ -54,6 +58,8 @@ class NvmlGpu:
     name: str
     slices: Sequence[str] = ()
     """UUIDs of its MIG devices."""
+    part: tuple[str, int, int] | None = None
+    """Of this GPU, one MIG device alone: its UUID, its multiprocessors, and those of all MIG devices."""
     handle: Any = None
     problem: str = ""
     """Why it cannot even be opened; empty if it can."""
@@ -63,6 +69,8 @@ class NvmlGpu:
     @property
     def uid(self) -> str:
         """The UUID, or a stand-in where the GPU does not even tell that."""
+        if self.part is not None:
+            return self.part[0]
         return self.uuid or f"nvml:{self.index}"
 
 
@@ -443,6 +451,8 @@ class NvmlMeter:
         environ: Environment variables; None: those of the process.
         clock: Time.
         gpus: Read these instead of all visible ones: entries as in ``CUDA_VISIBLE_DEVICES``.
+        split: Give this job its part of a GPU on which others compute: ``always``, ``off``, or ``auto``, where others
+            do when the meter is opened.
 
     Raises:
         MeterError: There is no driver, no GPU or none visible; says which, and the remedy.
@@ -450,10 +460,15 @@ class NvmlMeter:
     """
 
     def __init__(
-        self, environ: Mapping[str, str] | None = None, *, clock: Clock | None = None, gpus: Sequence[str] = ()
+        self,
+        environ: Mapping[str, str] | None = None,
+        *,
+        clock: Clock | None = None,
+        gpus: Sequence[str] = (),
+        split: str = "off",
     ) -> None:
         environ = os.environ if environ is None else environ
-        self._named = gpus
+        self._named, self._split = gpus, split
         self._clock = clock or SystemClock()
         self._nvml = open_nvml()
         self._closed = False
@@ -511,8 +526,9 @@ class NvmlMeter:
             twice = len(set(self._named)) < len(self._named)
             wrong = "a GPU is named twice" if twice else f"there is no {self._named[len(visible)]!r}"
             raise ConfigError(f"power.gpus is {list(self._named)}: {wrong}; name some of what this node has: {known}")
-        positions = list(dict.fromkeys(gpu.position for gpu in visible))
-        if not positions:
+        parts = [_part(self._nvml, found[gpu.position], gpu.mig_uuid) for gpu in visible]
+        gpus = list({gpu.uid: gpu for gpu in parts}.values())
+        if not gpus:
             uuids = ", ".join(gpu.uid for gpu in found)
             raise MeterError(
                 f"{VARIABLE}={environ.get(VARIABLE)!r} leaves no GPU to this process; the node has {uuids}: name one"
@@ -523,8 +539,7 @@ class NvmlMeter:
             note = (
                 f"GPUs differ and {VARIABLE} holds indices: set CUDA_DEVICE_ORDER=PCI_BUS_ID so that both mean one GPU"
             )
-        gpus = [found[position] for position in positions]
-        open_one = functools.partial(_Reader, nvml=self._nvml, clock=self._clock, note=note)
+        open_one = functools.partial(_Reader, nvml=self._nvml, clock=self._clock, note=note, split=self._split)
         readers = _side_by_side([functools.partial(open_one, gpu) for gpu in gpus])
         return [
             open_one(dataclasses.replace(gpu, handle=None, problem=_unanswered(gpu.uid))) if reader is None else reader
@@ -535,7 +550,7 @@ class NvmlMeter:
 class _Reader:
     """Reads one GPU by the best method that answered when it was opened."""
 
-    def __init__(self, gpu: NvmlGpu, nvml: Any, clock: Clock, note: str) -> None:
+    def __init__(self, gpu: NvmlGpu, nvml: Any, clock: Clock, note: str, split: str = "off") -> None:
         self._clock = clock
         self._nvml_error: type[Exception] = nvml.NVMLError
         self._lost_code = nvml.NVML_ERROR_GPU_IS_LOST
@@ -550,6 +565,16 @@ class _Reader:
         self._note = self.sensor.note
         self._is_counter = self.sensor.method == COUNTER
         self._processes = functools.partial(nvml.nvmlDeviceGetComputeRunningProcesses, gpu.handle)
+        self._is_split = bool(
+            self._is_counter and self.value is not None and split != "off" and not gpu.slices
+            and (split == "always" or _has_others(nvml, gpu.handle))
+        )  # fmt: skip
+        if self._is_split and self.value is not None:
+            self.value, self.probed = _OwnPart(self.value, nvml, gpu.handle), True
+            self.sensor = dataclasses.replace(
+                self.sensor, provenance=Provenance.MODELLED, uncertainty=None, method=f"{COUNTER}, split by sm-time",
+                note=f"others may compute on it; {SM_TIME}",
+            )  # fmt: skip
         self._unsupported = nvml.NVML_ERROR_NOT_SUPPORTED
         self._states: dict[str, Callable[[], Any]] = {
             "rates": functools.partial(nvml.nvmlDeviceGetUtilizationRates, gpu.handle),
@@ -620,7 +645,7 @@ class _Reader:
         if value != self._last_j:
             self._last_j, self._changed_s, self._reads_since_change = value, t_s, 0
             return PowerSample(self._uid, t_s, value)
-        if self._is_stuck(t_s):
+        if not self._is_split and self._is_stuck(t_s):
             note = f"the energy counter has stood at {value:.3f} J for {t_s - self._changed_s:.1f} s"
             return PowerSample(device_uid=self._uid, t_s=t_s, note=note)
         return PowerSample(device_uid=self._uid, t_s=t_s, energy_j=value)
@@ -666,6 +691,72 @@ class _Reader:
         return self._reads_since_change >= 3 and t_s - self._changed_s > STUCK_S
 
 
+SM_TIME: Final = (
+    "rule sm-time: this job's part of the SM time of all processes, as nvmlDeviceGetProcessUtilization tells it; equal"
+    " parts by processes where nobody computes or the driver does not tell"
+)
+
+
+class _OwnPart:
+    """What a counter would have counted for this job alone."""
+
+    def __init__(self, whole_j: Callable[[], float], nvml: Any, handle: Any) -> None:
+        self._whole_j, self._nvml, self._handle = whole_j, nvml, handle
+        self._last_j, self._own_j = whole_j(), 0.0
+        self._since_us = 0
+        self._lock = threading.Lock()
+
+    def __call__(self) -> float:
+        """Return the joules of our part since this was made."""
+        with self._lock:
+            whole_j = self._whole_j()
+            self._own_j += max(whole_j - self._last_j, 0.0) * self.share() if whole_j != self._last_j else 0.0
+            self._last_j = whole_j
+            return self._own_j
+
+    def share(self) -> float:
+        """Return our part since the last look, in 0..1."""
+        nvml = self._nvml
+        weight: dict[int, int] = {}
+        with contextlib.suppress(nvml.NVMLError):  # NotFound: no kernel ran; NotSupported
+            samples = nvml.nvmlDeviceGetProcessUtilization(self._handle, self._since_us)
+            for sample in samples:
+                weight[sample.pid] = weight.get(sample.pid, 0) + sample.smUtil
+            self._since_us = max((sample.timeStamp for sample in samples), default=self._since_us)
+        if not any(weight.values()):
+            with contextlib.suppress(nvml.NVMLError):
+                weight = {p.pid: 1 for p in nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)}
+        if not weight:
+            return 1.0
+        ours = sum(value for pid, value in weight.items() if is_of_this_job(pid))
+        if not ours and not any(map(psutil.pid_exists, weight)):
+            return 1 / len(weight)  # the driver tells numbers of the host, none of which is known in this container
+        return ours / sum(weight.values())
+
+
+def _times(factor: float, value: Callable[[], float]) -> float:
+    return factor * value()
+
+
+def _part(nvml: Any, gpu: NvmlGpu, mig_uuid: str | None) -> NvmlGpu:
+    """Return one MIG device of a GPU, where the driver tells how large each is; else the whole GPU."""
+    if mig_uuid is None or mig_uuid not in gpu.slices:
+        return gpu
+    try:
+        handles = [nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in gpu.slices]
+        sms = [int(nvml.nvmlDeviceGetAttributes_v2(handle).multiprocessorCount) for handle in handles]
+    except nvml.NVMLError:
+        return gpu
+    return dataclasses.replace(gpu, part=(mig_uuid, sms[gpu.slices.index(mig_uuid)], sum(sms)))
+
+
+def _has_others(nvml: Any, handle: Any) -> bool:
+    """Return True if processes of others compute on a GPU, or clients of MPS."""
+    with contextlib.suppress(nvml.NVMLError):
+        return not all(is_of_this_job(p.pid) for p in nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+    return False
+
+
 def _choose(gpu: NvmlGpu, nvml: Any, note: str) -> tuple[Sensor, Callable[[], float] | None]:
     device = Device(uid=gpu.uid, kind=DeviceKind.GPU, name=gpu.name)
     notes = [note] if note else []
@@ -683,7 +774,11 @@ def _choose(gpu: NvmlGpu, nvml: Any, note: str) -> tuple[Sensor, Callable[[], fl
             averaging_s = _averaging_s(nvml, gpu.handle, method)
             if averaging_s:
                 notes.append(f"it tells the mean of {averaging_s:g} s: phases that come with each step are blurred")
+            if gpu.part is not None:
+                value = functools.partial(_times, gpu.part[1] / gpu.part[2], value)
             sensor = _sensor(device, method, averaging_s, "; ".join(notes))
+            if gpu.part is not None:
+                sensor = dataclasses.replace(sensor, provenance=Provenance.MODELLED, uncertainty=None)
             seen = PART_SEEN if _capability(nvml, gpu.handle) in PART_TIME else None
             return dataclasses.replace(sensor, seen_share=seen, limit_w=_limit_w(nvml, gpu.handle)), value
     reason = f"cannot be read ({'; '.join(failures)})"
@@ -796,7 +891,12 @@ def _capability(nvml: Any, handle: Any) -> tuple[int, int] | None:
 
 def _caveats(gpu: NvmlGpu, nvml: Any) -> list[str]:
     notes = []
-    if gpu.slices:
+    if gpu.part is not None:
+        notes.append(
+            f"rule sm-slices: {gpu.part[1]} of the {gpu.part[2]} multiprocessors of all MIG devices of {gpu.uuid}, so"
+            " that part of its joules, as NVML gives none per slice"
+        )
+    elif gpu.slices:
         notes.append(_MIG_NOTE)
     with contextlib.suppress(nvml.NVMLError):
         if nvml.nvmlDeviceGetC2cModeInfoV(gpu.handle).isC2cEnabled:

@@ -60,7 +60,9 @@ enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, 
     X(nvmlDeviceSetMemoryLockedClocks) X(nvmlDeviceResetMemoryLockedClocks) \
     X(nvmlDeviceGetMigMode) X(nvmlDeviceGetMaxMigDeviceCount) X(nvmlDeviceGetMigDeviceHandleByIndex) \
     X(nvmlDeviceGetDeviceHandleFromMigDeviceHandle) X(nvmlDeviceIsMigDeviceHandle) X(nvmlDeviceGetGpuInstanceId) \
-    X(nvmlDeviceGetComputeInstanceId)
+    X(nvmlDeviceGetComputeInstanceId) X(nvmlDeviceGetAttributes_v2) X(nvmlDeviceGetProcessUtilization) \
+    X(nvmlDeviceWorkloadPowerProfileGetProfilesInfo) X(nvmlDeviceWorkloadPowerProfileGetCurrentProfiles) \
+    X(nvmlDeviceWorkloadPowerProfileSetRequestedProfiles) X(nvmlDeviceWorkloadPowerProfileClearRequestedProfiles)
 #define AS_ENUM(name) F_##name,
 #define AS_STRING(name) #name,
 enum { FUNCTIONS(AS_ENUM) FUNCTION_COUNT };
@@ -82,6 +84,7 @@ typedef struct {
     int64_t limit_enforced_mw, limit_step_mw, obeys_limit, clock_sets, clock_reasons, app_clock_mhz, app_clock_default_mhz;
     int64_t gpu_clock_min_mhz, gpu_clock_max_mhz, memory_clock_min_mhz, memory_clock_max_mhz;
     int64_t utilisation, memory_utilisation, temperature_c, memory_total, memory_used, pids, pid[MAX_PIDS];
+    int64_t sm_util[MAX_PIDS], mig_sms[MAX_MIGS], profiles, profiles_requested, profile_sets;
     int64_t segments;
     segment segment[MAX_SEGMENTS];
     int64_t jumps;
@@ -600,3 +603,57 @@ API int nvmlDeviceGetComputeInstanceId(const char *device, unsigned *out) {
     *out = 0;
     return SUCCESS;
 }
+
+typedef struct { unsigned sms, copy, decoders, encoders, jpeg, ofa, gpu_slices, compute_slices; unsigned long long memory_mb; } attributes;
+API int nvmlDeviceGetAttributes_v2(const char *device, attributes *out) {
+    ENTER(nvmlDeviceGetAttributes_v2, 1);
+    if (slice < 0 || !g->mig_sms[slice]) return NOT_SUPPORTED;
+    *out = (attributes){.sms = (unsigned)g->mig_sms[slice]};
+    return SUCCESS;
+}
+
+/* ---- processes that share a GPU: one sample each, at all times --------------------------------------------- */
+
+typedef struct { unsigned pid; unsigned long long time_us; unsigned sm, memory, encoder, decoder; } process_sample;
+API int nvmlDeviceGetProcessUtilization(const char *device, process_sample *out, unsigned *count, unsigned long long since_us) {
+    ENTER(nvmlDeviceGetProcessUtilization, 0);
+    unsigned room = *count, n = 0;
+    for (int i = 0; i < g->pids; i++) {
+        if (!g->sm_util[i]) continue;
+        if (out && n < room) out[n] = (process_sample){(unsigned)g->pid[i], since_us + 1, (unsigned)g->sm_util[i], 0, 0, 0};
+        n++;
+    }
+    *count = n;
+    return !n ? NOT_FOUND : !out || room < n ? INSUFFICIENT_SIZE : SUCCESS;
+}
+
+/* ---- workload power profiles: a mask of what the card has, one of what is requested ------------------------- */
+
+typedef struct { unsigned version, mask[8]; struct { unsigned version, id, priority, conflicts[8]; } profile[255]; } profiles_info;
+API int nvmlDeviceWorkloadPowerProfileGetProfilesInfo(const char *device, profiles_info *out) {
+    ENTER(nvmlDeviceWorkloadPowerProfileGetProfilesInfo, 0);
+    if (!g->profiles) return NOT_SUPPORTED;
+    out->mask[0] = (unsigned)g->profiles;
+    return SUCCESS;
+}
+typedef struct { unsigned version, available[8], requested[8], enforced[8]; } profiles_now;
+API int nvmlDeviceWorkloadPowerProfileGetCurrentProfiles(const char *device, profiles_now *out) {
+    ENTER(nvmlDeviceWorkloadPowerProfileGetCurrentProfiles, 0);
+    if (!g->profiles) return NOT_SUPPORTED;
+    out->available[0] = (unsigned)g->profiles;
+    out->requested[0] = out->enforced[0] = (unsigned)g->profiles_requested;
+    return SUCCESS;
+}
+typedef struct { unsigned version, mask[8]; } profiles_request;
+#define REQUEST_PROFILES(name, result) \
+    API int name(const char *device, const profiles_request *request) { \
+        ENTER(name, 0); \
+        if (!g->profiles) return NOT_SUPPORTED; \
+        if (!g->may_set) return NO_PERMISSION; \
+        if (request->mask[0] & ~(unsigned)g->profiles) return INVALID_ARGUMENT; \
+        g->profiles_requested = result; \
+        g->profile_sets++; \
+        return SUCCESS; \
+    }
+REQUEST_PROFILES(nvmlDeviceWorkloadPowerProfileSetRequestedProfiles, g->profiles_requested | request->mask[0])
+REQUEST_PROFILES(nvmlDeviceWorkloadPowerProfileClearRequestedProfiles, g->profiles_requested & ~(int64_t)request->mask[0])

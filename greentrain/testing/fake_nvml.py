@@ -101,6 +101,9 @@ class GpuMirror(ctypes.Structure):
         *((n, ctypes.c_double) for n in _DOUBLES),
         *((n, ctypes.c_int64) for n in _WORDS_AFTER),
         ("pid", ctypes.c_int64 * PIDS),
+        ("sm_util", ctypes.c_int64 * PIDS),
+        ("mig_sms", ctypes.c_int64 * MIGS),
+        *((n, ctypes.c_int64) for n in ("profiles", "profiles_requested", "profile_sets")),
         ("segments", ctypes.c_int64),
         ("segment", SegmentState * SEGMENTS),
         ("jumps", ctypes.c_int64),
@@ -219,6 +222,8 @@ class FakeGpu:
     counter_start_j: float = 1e6
     mig_uuids: Sequence[str] = ()
     """UUIDs of MIG devices; any: MIG mode is on."""
+    mig_sms: Sequence[int] = ()
+    """Multiprocessors of each; empty: the driver does not tell."""
     mig_supported: bool = True
     grace_hopper: bool = False
     may_set: bool = True
@@ -246,6 +251,10 @@ class FakeGpu:
     """Process shown on the GPU; 0: none."""
     pids: Sequence[int] = ()
     """More of them."""
+    sm_utils: Sequence[int] = ()
+    """SM utilisation of each process (%); empty: nobody's is told."""
+    profiles: tuple[int, int] = (0, 0)
+    """Workload power profiles that the card has, and those that an administrator has requested, as masks."""
     errors: Mapping[str, int] = field(default_factory=dict)
     """Function name to return code, from the start on."""
     delays: Mapping[str, tuple[float, float]] = field(default_factory=dict)
@@ -262,6 +271,8 @@ class GpuState:
     gpu_clocks_mhz: tuple[int, int]
     gpu_clock_sets: int
     memory_clocks_mhz: tuple[int, int]
+    profiles: int
+    """Workload power profiles that are requested, as a mask."""
 
 
 class FakeDriver:
@@ -376,6 +387,7 @@ class FakeDriver:
         lost: bool | None = None,
         limit_w: float | None = None,
         pids: Sequence[int] | None = None,
+        sm_utils: Sequence[int] | None = None,
         clock_reasons: int | None = None,
         utilisation: tuple[int, int] | None = None,
         temperature_c: int | None = None,
@@ -394,6 +406,7 @@ class FakeDriver:
             lost: Every call answers GPU_IS_LOST; False brings the GPU back.
             limit_w: An administrator sets this power limit (W), at once.
             pids: Processes shown on the GPU, at once.
+            sm_utils: SM utilisation of each of them (%), at once.
             clock_reasons: Why the clocks are as they are, at once.
             utilisation: Of kernels and of memory (%), at once.
             temperature_c: Of the chip (degrees Celsius), at once.
@@ -424,6 +437,8 @@ class FakeDriver:
             self._limit(gpu, limit_w)
         if pids is not None:
             self._show(gpu, pids)
+        if sm_utils is not None:
+            gpu.sm_util[: len(sm_utils)] = list(sm_utils)
         if clock_reasons is not None:
             gpu.clock_reasons = clock_reasons
         if utilisation is not None:
@@ -453,6 +468,7 @@ class FakeDriver:
             gpu_clocks_mhz=(gpu.gpu_clock_min_mhz, gpu.gpu_clock_max_mhz),
             gpu_clock_sets=gpu.clock_sets,
             memory_clocks_mhz=(gpu.memory_clock_min_mhz, gpu.memory_clock_max_mhz),
+            profiles=gpu.profiles_requested,
         )
 
     def _configure(self, path: bytes | None) -> None:
@@ -525,6 +541,9 @@ class FakeDriver:
         gpu.utilisation, gpu.memory_utilisation = source.utilisation, source.memory_utilisation
         gpu.temperature_c = source.temperature_c
         self._show(gpu, [pid for pid in (source.pid, *source.pids) if pid])
+        gpu.sm_util[: len(source.sm_utils)] = list(source.sm_utils)
+        gpu.mig_sms[: len(source.mig_sms)] = list(source.mig_sms)
+        gpu.profiles, gpu.profiles_requested = source.profiles
         gpu.memory_total, gpu.memory_used = 80 << 30, 40 << 30
         self._append(gpu, self.epoch_s, source.power)
         self._limit(gpu, gpu.limit_default_mw / 1000 if source.limit_w is None else source.limit_w)

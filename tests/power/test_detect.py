@@ -193,7 +193,7 @@ def test_meters_are_opened_with_what_the_configuration_says(powercap: Path, monk
     assert list(opened(PowerConfig(rapl_root=str(powercap)))) == ["GPU-1", "rapl:package-0", "rapl:dram-0"]
     open_meters(PowerConfig(meters=("nvml",), gpus=("1",)), environ={"A": "b"})
     open_meters(PowerConfig(meters=("prometheus",), prometheus_url="http://p:9090", prometheus_query="x"))
-    assert Recorded.opened == [(os.environ, ()), ({"A": "b"}, ("1",)), ("http://p:9090", "x")]
+    assert Recorded.opened == [(os.environ, (), "auto"), ({"A": "b"}, ("1",), "auto"), ("http://p:9090", "x")]
 
 
 def test_a_survey_closes_what_it_has_opened(powercap: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,8 @@ import psutil
 from greentrain.control.actuators import guardian_main
 from greentrain.control.actuators.guardian import Guardian, Refused
 from greentrain.errors import ConfigError, MeterError, MissingExtraError
-from greentrain.power.claims import ENV_DIR, claims_dir, used_by_torch
+from greentrain.power.accelerators import words
+from greentrain.power.claims import ENV_DIR, FIRST_PID_NAMESPACE, claims_dir, used_by_torch
 from greentrain.power.daemon_client import DaemonClient, DaemonError, find_daemon
 from greentrain.power.nvml import VARIABLE, NvmlGpu, list_gpus, open_nvml, visible_devices
 from greentrain.types import Topology
@@ -119,8 +120,9 @@ class GpuKnobs:
         """Raise if this process may not set limits; a card without settable limits is no reason."""
         try:
             self.try_limit()
-        except self._nvml.NVMLError_NotSupported:
-            return
+        except self._nvml.NVMLError as error:
+            if kind_of(error) != "NotSupported":
+                raise
 
     def clocks_mhz(self) -> tuple[int, ...]:
         """Return the graphics clocks that the GPU supports at its highest memory clock, descending (MHz)."""
@@ -277,11 +279,6 @@ def put_right(folder: Path, nvml: Any) -> list[str]:
         nvml: The initialised bindings.
     """
     return guardian_main.repair(str(folder), guardian_main.library_of(nvml.nvmlLib._name, nvml.nvmlLib))
-
-
-FIRST_PID_NAMESPACE: Final = 0xEFFFFFFC
-"""Inode of the machine's first PID namespace, PROC_PID_INIT_INO in Linux' include/linux/proc_ns.h (6.18). A process in
-another one is in a container, where every process that it sees is of the same job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -544,6 +541,17 @@ def _ask_daemon(nvml: Any, gpus: Sequence[GpuKnobs], guardian: Guardian) -> None
             gpu.daemon = daemon
 
 
+_CODES: Final = {10: "NoPermission", 0x70010000: "NoPermission", 2: "NotSupported", 0x78000003: "NotSupported"}
+"""AMDSMI_STATUS_NO_PERM and NOT_SUPPORTED (amdsmi.h); ZE_RESULT_ERROR_INSUFFICIENT_PERMISSIONS and UNSUPPORTED_FEATURE
+(ze_api.h)."""
+
+
+def kind_of(error: Exception) -> str:
+    """Return the name that NVML has for what a driver's error means, or nothing."""
+    codes = (getattr(error, name, None) for name in ("err_code", "code", "errno"))
+    return type(error).__name__.partition("NVMLError_")[2] or next((_CODES[c] for c in codes if c in _CODES), "")
+
+
 def refusal(what: str, error: Exception) -> str:
     """Return the sentence about a right that is missing, or another reason of the driver or the daemon.
 
@@ -551,17 +559,21 @@ def refusal(what: str, error: Exception) -> str:
         what: ``power limits`` or ``clocks``.
         error: Error that the driver raised.
     """
-    if type(error).__name__ == "NVMLError_NoPermission":
-        if remedy := getattr(error, "remedy", ""):
-            return f"{what} are left alone: this process may not set them ({error}): {remedy}"
+    kind, is_nvidia = kind_of(error), type(error).__name__.startswith("NVMLError")
+    if kind == "NoPermission" and not is_nvidia:
+        return (
+            f"{what} are left alone: this process may not set them ({words(error)}): it takes root, or an administrator"
+            " who sets one limit (amd-smi set --power-cap, xpu-smi config --powerlimit)"
+        )
+    if kind == "NoPermission":
         return (
             f"{what} are left alone: this process may not set them (NVML: {error}). It takes root with CAP_SYS_ADMIN:"
             " give it to the container (docker run --cap-add SYS_ADMIN; Kubernetes: securityContext, capabilities, add"
             " SYS_ADMIN), let an administrator start greentrain daemon, which sets them for jobs without root"
             " (docs/actuation.md), or set one limit: sudo nvidia-smi -i <uuid> -pl <watts>"
         )
-    if type(error).__name__ == "NVMLError_NotSupported":
-        return f"{what} are left alone: this card has none that can be set (NVML: {error})"
+    if kind == "NotSupported":
+        return f"{what} are left alone: this card has none that can be set ({'NVML: ' if is_nvidia else ''}{error})"
     return f"{what} are left alone: the driver does not answer as it should ({error})"
 
 

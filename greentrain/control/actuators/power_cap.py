@@ -24,6 +24,7 @@ from greentrain.control.actuators.driver import (
     GpuSetting,
     Opened,
     all_knobs,
+    kind_of,
     open_driver,
     open_gpus,
     put_right,
@@ -381,7 +382,7 @@ def _possible(wanted: Sequence[float], cards: Sequence[CappedGpu], warn: Callabl
 
 
 def _is_final(error: Exception) -> bool:
-    return type(error).__name__ in ("NVMLError_GpuIsLost", "NVMLError_NoPermission", "NVMLError_NotSupported")
+    return kind_of(error) in ("GpuIsLost", "NoPermission", "NotSupported")
 
 
 def survey_caps(folder: Path | None = None) -> Sequence[str]:

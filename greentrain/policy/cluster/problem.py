@@ -34,7 +34,7 @@ OFF: Final = -1
 KIND: Final = "greentrain cluster plan"
 FORMAT: Final = 1
 DONE: Final = 1e-9
-"""Share of a job's tokens that a plan does beyond them, so that no rounding misses a deadline."""
+"""Share of a job's tokens that is rounding, and no deadline missed."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -102,7 +102,7 @@ class ClusterJob:
     held_s: float = math.inf
     """For how long it has been in the form of this row."""
     site: str | None = None
-    """Where its checkpoint lies; None: nowhere yet."""
+    """Where its checkpoint lies, if it does not run at the start of the plan; None: nowhere yet."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -160,6 +160,8 @@ class Problem:
             raise ConfigError(f"{where}: tokens must be above 0; priority, switching, moving and min_run_s 0 or more")
         if job.current is not None and not 0 <= job.current < len(job.rows):
             raise ConfigError(f"{where}: current is row {job.current} of {len(job.rows)}")
+        if job.current is not None and job.release_s > self.edges_s[0]:
+            raise ConfigError(f"{where} runs at the start of the plan, so its release_s cannot be later")
         if job.site is not None and job.site not in self.site_index:
             raise ConfigError(f"{where}: its checkpoint is at {job.site!r}, which is not among the sites")
 
@@ -198,6 +200,12 @@ class Problem:
         """(s, h) grams that one watt of IT emits in a step."""
         grams = [site.g_per_kwh * site.pue * self.length_s / J_PER_KWH for site in self.sites]
         return np.array(grams, dtype=np.float64)
+
+    def place(self, job: ClusterJob) -> int | None:
+        """Return the index of the site that a job begins from without moving; None: any."""
+        if job.current is None:
+            return None if job.site is None else self.site_index[job.site]
+        return self.site_index[self.pools[self.pool_index[job.rows[job.current].pool]].site]
 
     def window(self, job: ClusterJob) -> tuple[int, int]:
         """Return the first step in which a job may run, and the one after the last, both of whole steps."""

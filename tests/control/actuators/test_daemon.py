@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
@@ -263,12 +262,17 @@ def test_a_process_that_the_daemon_does_not_see_may_read_only(node: Node, serve:
 
 def test_a_flood_of_one_user_is_refused_and_others_are_served(node: Node, serve: Serve) -> None:
     node(FakeGpu())
-    uids = [os.geteuid()]
+    uids, seen = [os.geteuid()], []
+
+    def peer(connection: socket.socket) -> Peer:
+        seen.append(connection.fileno())
+        return Peer(os.getpid(), uids[0], 0, guardian_main.this_process())
+
     served = serve(
         Rule(users=(ME, str(STRANGER))),
         requests_per_s=1.0,
         connections=3,
-        peer=lambda connection: Peer(os.getpid(), uids[0], 0, guardian_main.this_process()),
+        peer=peer,
     )
     served._now_s = lambda: 0.0
     look = b"GET /time HTTP/1.1\r\nConnection: close\r\n\r\n"
@@ -276,14 +280,14 @@ def test_a_flood_of_one_user_is_refused_and_others_are_served(node: Node, serve:
     assert statuses[:2] == [200, 200] and 429 in statuses[2:]
     uids[0] = STRANGER
     assert ask(look)[0] == 200
-    open_ones = [socket.socket(socket.AF_UNIX) for _ in range(8)]
+    before, open_ones = len(seen), [socket.socket(socket.AF_UNIX) for _ in range(8)]
     try:
         for one in open_ones:
             one.connect(served._path)
-        assert wait_until(lambda: served._host is not None and len(served._host._open) == 3)
+        assert wait_until(lambda: len(seen) == before + 8)
+        assert served._host is not None and wait_until(lambda: len(served._host._open) == 3)  # type: ignore[union-attr]
         uids[0] = os.geteuid()
-        time.sleep(0.0)
-        assert ask(look)[0] in (200, 429), "another user's connection is taken"
+        assert ask(look)[0] == 429, "another user's connection is taken, and answered"
     finally:
         for one in open_ones:
             one.close()

@@ -15,6 +15,7 @@ from greentrain.config.schema import ClocksConfig, PowerCapConfig
 from greentrain.control.actuators.clocks import open_clocks
 from greentrain.control.actuators.driver import repair
 from greentrain.control.actuators.power_cap import open_power_cap, survey_caps
+from greentrain.errors import ConfigError
 from greentrain.testing.actuator_contract import Actuator, ActuatorContract
 from greentrain.types import Topology
 from tests.control.actuators.on_fake import Said, capping, clocking
@@ -95,6 +96,12 @@ def test_no_right_is_one_sentence(install: Install) -> None:
     (sentence,) = said
     assert "this process may not set them" in sentence and "takes root" in sentence and "\n" not in sentence
     assert any("this process may not set them" in line for line in survey_caps())
+
+
+def test_a_foreign_gpu_is_refused_before_training(install: Install) -> None:
+    install(FakeGpu())
+    with pytest.raises(ConfigError, match="a foreign GPU"):
+        open_power_cap(PowerCapConfig(devices=("GPU-1",)), Topology(), Said())
 
 
 def test_partitions_of_a_card_leave_its_limit_alone(install: Install) -> None:

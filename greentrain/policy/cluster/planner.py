@@ -1,0 +1,471 @@
+"""One plan for all jobs of a cluster, and a bound on what any plan can reach: Lagrangian decomposition and repair.
+
+Prices of nodes and watts by step, and of tokens by job, make every job its own shortest path
+(``greentrain.policy.cluster.paths``). What all paths cost at these prices, less what the capacity is worth, is emitted
+by every plan that meets the same deadlines: weak duality, whatever the prices are. Prices rise where paths ask for more
+than there is: a subgradient, its steps by Polyak's rule towards a target that is lowered where it is not reached (B. T.
+Polyak, 1969; S. Kim and others, 1991), its directions averaged (the volume algorithm: F. Barahona and R. Anbil, 2000).
+A large problem takes its first prices from a tenth of its jobs on a tenth of the cluster.
+
+The plan takes the paths at the best prices, the jobs with least room first, each around those that stand already; those
+that do not fit search again in what is free. Then each path in turn is searched once more around all others, and
+replaced where that emits less.
+"""
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from greentrain.policy.cluster.paths import Paths, tables
+from greentrain.policy.cluster.problem import DONE, OFF, Array, ClusterJob, Plan, Prices, Problem, Rows
+
+_SAMPLE: Final = 400
+"""Jobs above which prices are first sought on a sample of as many or of a tenth."""
+_COLD: Final = 140
+"""Steps of the subgradient on a sample, or on all jobs of a small problem."""
+_WARM: Final = 30
+"""On all jobs, where prices are known already."""
+_LEVELS: Final = 8
+"""Evaluations that close in on the prices of tokens, at fixed other prices."""
+_BATCH: Final = 96
+"""Jobs that search around the same others at a time."""
+_TRIES: Final = (1.0, 1.03, 1.1, 1.3, 2.0, 1e4)
+"""Multiples of a token's price at which a path is searched: the last takes the fastest rows."""
+_ROUNDING: Final = 1e-12
+"""A row that is above a cap by this share is below it."""
+_WHOLE: Final = 1 - 1e-9
+"""Share of a cap that a plan uses, so that no rounding breaks it."""
+_TURNS: Final = 3
+"""Orders in which jobs are placed, those first that found no place before; the last is by priority."""
+_MANY: Final = 1200
+"""Jobs over which more orders than that cost no time to speak of, by their product."""
+_SAFE: Final = 1e-9
+"""Share by which the bound is lowered for rounding."""
+
+
+def solve(problem: Problem, warm: Prices | None = None) -> Plan:
+    """Return a plan, with its bound.
+
+    Args:
+        problem: The cluster, its grids and its jobs.
+        warm: Prices to begin with, from :meth:`Prices.carried` of an earlier plan; None: from nothing.
+    """
+    begun = time.process_time()
+    search = _Search(problem)
+    prices = search.prices(warm)
+    repair = _Repair(problem, search, prices)
+    repair.place()
+    stopped = repair.stopped()
+    if stopped:
+        jobs = [replace(job, held_s=math.inf) if job.name in stopped else job for job in problem.jobs]
+        return solve(replace(problem, jobs=tuple(jobs)), prices)
+    repair.improve()
+    plan = repair.plan()
+    prices, bound_g = search.bound(prices, plan.missed)
+    return replace(
+        plan,
+        prices=prices,
+        bound_g=bound_g,
+        figures={"cpu_s": time.process_time() - begun, "evaluations": search.evaluations},
+    )
+
+
+class _Search:
+    """Prices at which as little as possible is wanted twice."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        n = len(problem.jobs)
+        self.need = np.array([job.tokens for job in problem.jobs]) * (1 - DONE)
+        paths = Paths(problem, range(n))
+        fast = paths.best(*self._free(), np.full(n, 1e4 * self.usual().max(initial=1.0)), self._empty(paths))
+        self.evaluations = 0
+        self.able = np.flatnonzero(fast.tokens >= self.need)
+        """Jobs that an empty cluster could finish in time."""
+
+    def usual(self) -> Array:
+        """Return (n,) grams of a token of each job at its cheapest row and the mean intensity."""
+        g_per_j = self.problem.g_per_w.mean() / self.problem.length_s.mean()
+        return np.array(
+            [min(row.power_w / row.tokens_per_s for row in job.rows) * g_per_j for job in self.problem.jobs]
+        )
+
+    def _free(self) -> tuple[Array, Array]:
+        return np.zeros_like(self.problem.nodes), self.problem.g_per_w
+
+    def _empty(self, paths: Paths) -> list[NDArray[np.intp]]:
+        return paths.blocked(self.problem.nodes, self.problem.cap_w * (1 + _ROUNDING))
+
+    def prices(self, warm: Prices | None) -> Prices:
+        """Return good prices of nodes, watts and tokens."""
+        problem, able = self.problem, self.able
+        start = Prices.zero(problem) if warm is None else warm
+        usual = self.usual()
+        start = replace(start, tokens=np.where(start.tokens > 0, start.tokens, usual))
+        if not len(able):
+            return start
+        if warm is None and len(able) > _SAMPLE:
+            count = max(_SAMPLE, len(able) // 10)
+            some = np.sort(np.random.default_rng(0).permutation(able)[:count])
+            share = self._work(some) / self._work(able)
+            start = self._ascend(start, some, share, _COLD, fresh=True)
+            return self._ascend(start, able, 1.0, _WARM, fresh=True)
+        return self._ascend(start, able, 1.0, _COLD if warm is None else _WARM, fresh=True)
+
+    def _work(self, some: Sequence[int] | NDArray[np.intp]) -> float:
+        jobs = self.problem.jobs
+        return sum(jobs[j].tokens * min(row.nodes / row.tokens_per_s for row in jobs[j].rows) for j in some)
+
+    def _ascend(self, start: Prices, some: NDArray[np.intp], share: float, steps: int, *, fresh: bool) -> Prices:
+        """Return better prices.
+
+        Args:
+            start: Prices to begin with.
+            some: Jobs that count.
+            share: Of the capacity that is theirs.
+            steps: Evaluations.
+            fresh: Whether the prices of tokens may be far off.
+        """
+        problem = self.problem
+        paths = Paths(problem, some.tolist())
+        blocked = self._empty(paths)
+        nodes_cap, watts_cap = problem.nodes * share, problem.cap_w * share
+        limited = np.isfinite(watts_cap)
+        watts_room = np.where(limited, watts_cap, 0.0)
+        nodes, watts = start.nodes.copy(), start.watts.copy()
+        need, mu = self.need[some], start.tokens[some].copy()
+        if fresh:
+            mu, _, _ = levels(paths, nodes, problem.g_per_w + watts, need, mu, blocked)
+        move = np.full(len(some), 0.04)
+        sign = np.zeros(len(some))
+        best, best_value, delta, since = (nodes, watts, mu), -math.inf, 0.0, 0
+        way: tuple[Array, Array] | None = None
+        for _ in range(steps):
+            found = paths.best(nodes, problem.g_per_w + watts, mu, blocked)
+            value = float((found.values + mu * need).sum() - (nodes * nodes_cap).sum() - (watts * watts_room).sum())
+            self.evaluations += 1
+            delta = delta or 0.02 * abs(value)
+            if value > best_value:
+                since = 0 if value > best_value + 0.1 * delta else since + 1
+                best, best_value = (nodes.copy(), watts.copy(), mu.copy()), value
+            else:
+                since += 1
+            if since >= 6:
+                delta, since = delta / 2, 0
+                nodes, watts = best[0].copy(), best[1].copy()
+            over = (
+                (found.nodes - nodes_cap) / np.maximum(nodes_cap, 1.0),
+                np.where(limited, (found.watts - watts_room) / np.maximum(watts_room, 1.0), 0.0),
+            )
+            way = over if way is None else tuple(0.5 * a + 0.5 * b for a, b in zip(way, over, strict=True))  # type: ignore[assignment]
+            assert way is not None
+            # Where nothing is asked too much of and nothing is paid, there is no direction to go.
+            dirs = [np.where((d < 0) & (x <= 0), 0.0, d) for d, x in zip(way, (nodes, watts), strict=True)]
+            square = sum(float((d * d).sum()) for d in dirs)
+            if square > 0:
+                size = (best_value + delta - value) / square
+                nodes = np.maximum(0.0, nodes + size * dirs[0] / np.maximum(nodes_cap, 1.0))
+                watts = np.maximum(0.0, watts + size * dirs[1] / np.maximum(watts_room, 1.0))
+            up = np.where(found.tokens < need, 1.0, -1.0)
+            move = np.clip(np.where(up == sign, move * 1.3, move * 0.5), 2e-4, 0.2)
+            sign = up
+            mu = mu * np.exp(up * move)
+        tokens = start.tokens.copy()
+        tokens[some] = best[2]
+        return Prices(nodes=best[0], watts=best[1], tokens=tokens)
+
+    def bound(self, prices: Prices, missed: Sequence[str]) -> tuple[Prices, float]:
+        """Return the prices, those of tokens as good as can be, as the file will have them, and the bound they give.
+
+        Args:
+            prices: Of nodes, watts and tokens.
+            missed: Jobs that may do nothing.
+        """
+        problem = self.problem
+        out = set(missed)
+        met = [j for j, job in enumerate(problem.jobs) if job.name not in out]
+        nodes, watts = _written(prices.nodes), _written(prices.watts)
+        paths = Paths(problem, met)
+        blocked, need = self._empty(paths), np.array([problem.jobs[j].tokens for j in met])
+        mu, _, _ = levels(paths, nodes, problem.g_per_w + watts, need, prices.tokens[met], blocked)
+        tokens = np.zeros(len(problem.jobs))
+        tokens[met] = _written(mu)
+        found = paths.best(nodes, problem.g_per_w + watts, tokens[met], blocked)
+        jobs_g = found.values + tokens[met] * need
+        worth = (nodes * problem.nodes).sum() + (watts * np.where(np.isfinite(problem.cap_w), problem.cap_w, 0.0)).sum()
+        value = float(jobs_g.sum() - worth)
+        room = _SAFE * (np.abs(found.values).sum() + (tokens[met] * need).sum() + worth)
+        return Prices(nodes=nodes, watts=watts, tokens=tokens), max(0.0, value - float(room))
+
+
+class _Repair:
+    """A plan that fits: paths around one another."""
+
+    def __init__(self, problem: Problem, search: _Search, prices: Prices) -> None:
+        self._problem, self._search, self._prices = problem, search, prices
+        n, h = len(problem.jobs), problem.steps
+        self.rows = np.full((n, h), OFF, np.int64)
+        self._nodes, self._watts = problem.nodes.copy(), problem.cap_w * _WHOLE
+        self._tables = tables(problem, range(n))
+        self._grams = np.zeros(n)
+        self._placed = np.zeros(n, bool)
+        self._mu = prices.tokens.copy()
+        spans = np.array([problem.window(job) for job in problem.jobs], dtype=np.intp).reshape(-1, 2)
+        shortest_s = [job.tokens / max(row.tokens_per_s for row in job.rows) for job in problem.jobs]
+        length_s = problem.edges_s[spans[:, 1]] - problem.edges_s[spans[:, 0]]
+        self._room = length_s / np.array(shortest_s)
+        self._held = np.array([job.current is not None and job.held_s < job.min_run_s for job in problem.jobs], bool)
+        self._priority = np.array([job.priority for job in problem.jobs])
+
+    def place(self) -> None:
+        """Give every job that can be finished a path."""
+        search, problem = self._search, self._problem
+        able = search.able
+        if not len(able):
+            return
+        paths = Paths(problem, able.tolist())
+        blocked = search._empty(paths)
+        g_per_w = problem.g_per_w + self._prices.watts
+        mu, self._parts, high = levels(
+            paths, self._prices.nodes, g_per_w, search.need[able], self._prices.tokens[able], blocked
+        )
+        self._mu[able] = mu
+        found = paths.best(self._prices.nodes, g_per_w, high, blocked)
+        rows, fine = found.rows(), found.tokens >= search.need[able]
+        found_rows = {int(j): rows[i] for i, j in enumerate(able) if fine[i]}
+        first: NDArray[np.float64] = np.zeros(len(problem.jobs))
+        best: tuple[float, Rows] | None = None
+        turns = max(_TURNS, min(10 * _TURNS, _MANY // len(able)))
+        for turn in range(turns):
+            rank = -self._priority if turn == 1 else first
+            missed = self._insert(
+                able[np.lexsort((self._room[able], rank[able], ~self._held[able]))].tolist(), found_rows
+            )
+            weight = float(self._priority[missed].sum())
+            if best is None or weight < best[0]:
+                best = weight, self.rows.copy()
+            if not missed:
+                return
+            first[missed] -= self._priority[missed]
+        assert best is not None
+        self._clear()
+        for j in able.tolist():
+            if (best[1][j] != OFF).any():
+                self._take(j, best[1][j])
+
+    def stopped(self) -> set[str]:
+        """Return the jobs that had to stay in their form, and cannot: their shortest stay is waived."""
+        rows, jobs = self.rows[:, 0], self._problem.jobs
+        forms = [[(row.pool, row.nodes) for row in job.rows] for job in jobs]
+        held = np.flatnonzero(self._held & self._placed).tolist()
+        return {jobs[j].name for j in held if rows[j] == OFF or forms[j][rows[j]] != forms[j][jobs[j].current or 0]}
+
+    def _clear(self) -> None:
+        for j in np.flatnonzero(self._placed).tolist():
+            self._leave(j)
+
+    def _insert(self, order: list[int], found: Mapping[int, Rows]) -> list[int]:
+        """Place jobs one after the other, from nothing; return those that found no place."""
+        self._clear()
+        left = [j for j in order if not (j in found and self._take(j, found[j]))]
+        for batch in (_BATCH, _BATCH // 8, 1):
+            left = self._search_in_free(left, batch)
+        return left
+
+    def _search_in_free(self, left: list[int], batch: int) -> list[int]:
+        """Place jobs in what is free, some at a time; return those for which nothing was found."""
+        out = []
+        for a in range(0, len(left), batch):
+            some = left[a : a + batch]
+            paths = Paths(self._problem, [j for j in some for _ in _TRIES])
+            mu = np.outer(self._mu[some], _TRIES).ravel()
+            found = paths.best(
+                self._prices.nodes,
+                self._problem.g_per_w + self._prices.watts,
+                mu,
+                paths.blocked(self._nodes, self._watts),
+            )
+            rows = found.rows().reshape(len(some), len(_TRIES), -1)
+            enough = found.tokens.reshape(len(some), -1) >= self._search.need[some][:, None]
+            cost = np.where(enough, (found.values + mu * found.tokens).reshape(len(some), -1), np.inf)
+            for i, j in enumerate(some):
+                best = int(cost[i].argmin())
+                if not (enough[i, best] and self._take(j, rows[i, best])):
+                    out.append(j)
+        return out
+
+    def improve(self, rounds: int = 2) -> None:
+        """Search each path once more around all others, those first that cost most beyond their part of the bound."""
+        for _ in range(rounds):
+            placed = np.flatnonzero(self._placed)
+            for a in range(0, len(placed), 2 * _BATCH):
+                self._again(placed[a : a + 2 * _BATCH])
+
+    def _again(self, some: NDArray[np.intp]) -> None:
+        problem = self._problem
+        paths = Paths(problem, some.tolist())
+        need = self._search.need[some]
+        nodes = np.zeros_like(self._nodes)
+        blocked = paths.blocked(self._nodes, self._watts, self.rows[some])
+        _, _, high = levels(paths, nodes, problem.g_per_w, need, self._mu[some], blocked, 6)
+        found = paths.best(nodes, problem.g_per_w, high, blocked)
+        rows = found.rows()
+        for i, j in enumerate(some.tolist()):
+            if found.tokens[i] >= need[i]:
+                old, was = self.rows[j].copy(), self._grams[j]
+                fresh, grams = ended(problem, problem.jobs[j], rows[i])
+                if grams < was * (1 - 1e-9):
+                    self._leave(j)
+                    if not self._take(j, fresh):
+                        self._take(j, old)
+
+    def _take(self, j: int, rows: Rows) -> bool:
+        """Give a job a path, if it fits."""
+        rows, grams = ended(self._problem, self._problem.jobs[j], rows)
+        step = np.flatnonzero(rows != OFF)
+        pool, nodes, site, power_w = (table[j, rows[step]] for table in self._tables)
+        if (self._nodes[pool, step] < nodes).any() or (self._watts[site, step] < power_w).any():
+            return False
+        self._nodes[pool, step] -= nodes
+        self._watts[site, step] -= power_w
+        self.rows[j], self._grams[j], self._placed[j] = rows, grams, True
+        return True
+
+    def _leave(self, j: int) -> None:
+        step = np.flatnonzero(self.rows[j] != OFF)
+        pool, nodes, site, power_w = (table[j, self.rows[j, step]] for table in self._tables)
+        self._nodes[pool, step] += nodes
+        self._watts[site, step] += power_w
+        self.rows[j], self._grams[j], self._placed[j] = OFF, 0.0, False
+
+    def plan(self) -> Plan:
+        """Return the plan, without a bound."""
+        problem = self._problem
+        worth = self._grams / self._priority
+        for j in np.argsort(-worth, kind="stable").tolist():
+            if self._grams.sum() <= problem.budget_g * _WHOLE:
+                break
+            self._leave(j)
+        met = self._placed.copy()
+        grams = self._grams.sum()
+        late = np.flatnonzero(~met).tolist()
+        for j in sorted(late, key=lambda j: (-self._priority[j], self._room[j], j)):
+            paths = Paths(problem, [j], late=True)
+            fast = np.array([1e4 * max(self._mu[j], 1e-9)])
+            found = paths.best(
+                np.zeros_like(self._nodes), problem.g_per_w, fast, paths.blocked(self._nodes, self._watts)
+            )
+            if self._take(j, found.rows()[0]) and self._grams.sum() > problem.budget_g * _WHOLE:
+                self._leave(j)
+        missed = tuple(job.name for job, fine in zip(problem.jobs, met, strict=True) if not fine)
+        return Plan(
+            problem=self._problem,
+            rows=self.rows,
+            prices=self._prices,
+            bound_g=0.0,
+            grams=float(grams),
+            late_g=float(self._grams[~met].sum()),
+            missed=missed,
+        )
+
+
+def ended(problem: Problem, job: ClusterJob, rows: Rows) -> tuple[Rows, float]:
+    """Return the rows of a job until its tokens are done, and what they emit (g).
+
+    Args:
+        problem: The problem.
+        job: The job.
+        rows: (h,) rows; OFF: none.
+    """
+    step = np.flatnonzero(rows != OFF)
+    if not step.size:
+        return rows, 0.0
+    row = rows[step]
+    pool = np.array([problem.pool_index[one.pool] for one in job.rows])
+    site = np.array([problem.site_index[problem.pools[i].site] for i in pool])
+    width = np.array([one.nodes for one in job.rows])
+    speed = np.array([one.tokens_per_s for one in job.rows])
+    power_w = np.array([one.power_w for one in job.rows])
+    done = speed[row] * problem.length_s[step]
+    grams = power_w[row] * problem.g_per_w[site[row], step]
+    fresh = np.ones(step.size, bool)
+    fresh[1:] = (np.diff(step) > 1) | (pool[row[1:]] != pool[row[:-1]]) | (width[row[1:]] != width[row[:-1]])
+    if job.current is not None and step[0] == 0:
+        fresh[0] = (pool[row[0]], width[row[0]]) != (pool[job.current], width[job.current])
+    place = problem.place(job)
+    for i in np.flatnonzero(fresh).tolist():
+        same = (pool == pool[row[i]]) & (width == width[row[i]])
+        before = place if i == 0 else int(site[row[i - 1]])
+        away = before is not None and before != site[row[i]]
+        done[i] -= speed[same].max() * (job.switch_s + away * job.move_s)
+        grams[i] += job.switch_g + away * job.move_g
+    total, need = np.cumsum(done), job.tokens * (1 - DONE)
+    at = int(np.argmax(total >= need)) if (total >= need).any() else len(total) - 1
+    surplus = max(0.0, float(total[at]) - job.tokens)
+    last = row[at]
+    grams[at] -= (
+        surplus / speed[last] * power_w[last] * problem.g_per_w[site[last], step[at]] / problem.length_s[step[at]]
+    )
+    out = rows.copy()
+    out[step[at] + 1 :] = OFF
+    return out, float(grams[: at + 1].sum())
+
+
+def levels(
+    paths: Paths,
+    nodes: Array,
+    g_per_w: Array,
+    need: Array,
+    mu: Array,
+    blocked: list[NDArray[np.intp]],
+    turns: int = _LEVELS,
+) -> tuple[Array, Array, Array]:
+    """Return for each job the price of a token at which its part of the bound is highest, and that part.
+
+    Args:
+        paths: The jobs.
+        nodes: (p, h) price of a node (g).
+        g_per_w: (s, h) grams of a watt, with its price.
+        need: (n,) tokens.
+        mu: (n,) prices to begin with, above 0.
+        blocked: What may not be used.
+        turns: Evaluations.
+
+    Returns:
+        (n,) prices; (n,) parts of the bound (g); (n,) a price at which the job does its tokens, or the last tried.
+    """
+    n = len(mu)
+    low, high = np.zeros((3, n)), np.full((3, n), np.nan)  # price, tokens, cost
+    low[0], low_known, high_known = 0.0, np.zeros(n, bool), np.zeros(n, bool)
+    best, best_mu = np.full(n, -np.inf), mu.copy()
+    reach = np.full(n, 1.05)
+    for _ in range(turns):
+        found = paths.best(nodes, g_per_w, mu, blocked)
+        cost = found.values + mu * found.tokens
+        part = found.values + mu * need
+        better = part > best
+        best, best_mu = np.where(better, part, best), np.where(better, mu, best_mu)
+        enough = found.tokens >= need
+        line = np.stack([mu, found.tokens, cost])
+        high = np.where(enough & (~high_known | (mu < high[0])), line, high)
+        high_known |= enough
+        low = np.where(~enough & (~low_known | (mu > low[0])), line, low)
+        low_known |= ~enough
+        both = low_known & high_known
+        with np.errstate(divide="ignore", invalid="ignore"):
+            cross = (high[2] - low[2]) / (high[1] - low[1])
+        inside = both & (cross > low[0]) & (cross < high[0])
+        reach = reach**2
+        mu = np.where(inside, cross, np.where(both, (low[0] + high[0]) / 2, np.where(enough, mu / reach, mu * reach)))
+    return best_mu, best, np.where(high_known, high[0], mu)
+
+
+def _written(prices: Array) -> Array:
+    """Return prices as their decimals in a file say."""
+    text = [f"{price:.9e}" for price in prices.ravel().tolist()]
+    return np.array([float(one) for one in text], dtype=np.float64).reshape(prices.shape)

@@ -1,0 +1,135 @@
+"""Plans of a cluster: feasible by a checker that shares no code, and between the bound and the truth of a MILP."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from greentrain.policy.check_plan import check
+from greentrain.policy.cluster.planner import solve
+from greentrain.policy.cluster.problem import OFF, Plan, Problem
+from tests.helpers import cluster_milp
+from tests.helpers.cluster_cases import cluster
+
+
+def drawn(seed: int, most_jobs: int = 8, most_h: int = 15) -> Problem:
+    """Return a small problem of any kind."""
+    rng = np.random.default_rng(seed)
+    return cluster(
+        seed,
+        jobs=int(rng.integers(1, most_jobs + 1)),
+        nodes=int(rng.integers(6, 20)),
+        h=int(rng.integers(4, most_h + 1)),
+        load=float(rng.choice([0.4, 0.7, 1.0])),
+        pools=int(rng.integers(1, 3)),
+        cap=[None, 0.9, 0.6][int(rng.integers(3))],
+        stay_s=[0.0, 7200.0, 10800.0][int(rng.integers(3))],
+        switch_s=[0.0, 300.0, 4000.0][int(rng.integers(3))],
+        running=[0.0, 0.4][int(rng.integers(2))],
+        mean_h=3,
+    )
+
+
+def checked(plan: Plan) -> Plan:
+    """Return a plan that the checker has found right."""
+    grams, bound = check(json.dumps(plan.to_dict(), allow_nan=False))
+    assert float(grams) == pytest.approx(plan.grams, rel=1e-9)
+    assert float(bound) <= plan.grams * (1 + 1e-9)
+    return plan
+
+
+def against_the_truth(problem: Problem, limit_s: float, gap: float = 0.0) -> None:
+    """Hold the bound and the plan to the best that HiGHS knows of the same deadlines."""
+    plan = checked(solve(problem))
+    found = cluster_milp.best(plan.problem, plan.missed, limit_s, gap)
+    assert found is not None
+    best, proven = found
+    assert plan.bound_g <= best * (1 + 1e-6) + 1e-6
+    assert proven <= plan.grams * (1 + 1e-6) + 1e-6
+
+
+@pytest.mark.parametrize("seed", [2, 5, 17, 21, 23])
+def test_the_bound_is_below_the_optimum_and_the_plan_above(seed: int) -> None:
+    against_the_truth(drawn(seed, most_h=8), 20.0, 1e-3)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(100, 112))
+def test_the_same_of_many(seed: int) -> None:
+    against_the_truth(drawn(seed), 20.0)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_same_of_thirty_jobs(seed: int) -> None:
+    against_the_truth(cluster(seed, jobs=30, nodes=20, h=24, switch_s=600.0, stay_s=7200.0, mean_h=4), 60.0, 5e-3)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_several_sites_with_moves_agree_with_the_checker(seed: int) -> None:
+    problem = cluster(seed, jobs=5, nodes=10, h=8, pools=3, sites=2, cap=0.8, stay_s=7200.0, running=0.5, mean_h=2)
+    sites = [site.name for site in problem.sites]
+    jobs = [replace(job, site=sites[i % 2], move_s=900.0, move_g=400.0) for i, job in enumerate(problem.jobs)]
+    checked(solve(replace(problem, jobs=tuple(jobs))))
+
+
+def test_steps_may_have_any_length() -> None:
+    problem = cluster(3, jobs=6, nodes=12, h=12, mean_h=3)
+    edges = np.concatenate([[0.0, 300.0, 600.0, 1800.0], np.arange(1, 10) * 3600.0 + 1234.5])
+    checked(solve(replace(problem, edges_s=edges)))
+
+
+def test_at_seventy_per_cent_load_nothing_is_missed_and_the_gap_is_small() -> None:
+    plan = checked(solve(cluster(1, jobs=60, nodes=40, h=72, mean_h=8)))
+    assert plan.missed == ()
+    assert plan.gap < 0.04
+
+
+def test_a_warm_start_is_as_good() -> None:
+    problem = cluster(5, jobs=40, nodes=30, h=48, mean_h=6)
+    cold = solve(problem)
+    later = replace(problem, jobs=problem.jobs[1:])  # one has ended
+    warm = checked(solve(later, cold.prices.carried(problem, later)))
+    again = solve(later)
+    assert len(warm.missed) <= len(again.missed)
+    assert warm.bound_g >= again.bound_g * 0.99
+    assert warm.figures["evaluations"] < cold.figures["evaluations"]
+
+
+def test_the_same_problem_gives_the_same_plan() -> None:
+    problem = cluster(6, jobs=10, nodes=12, h=12, mean_h=3)
+    assert solve(problem).to_dict() == solve(problem).to_dict()
+
+
+def test_what_no_cluster_can_finish_is_missed_and_runs_on_late() -> None:
+    problem = cluster(7, jobs=3, nodes=20, h=24, mean_h=3)
+    hopeless = replace(problem.jobs[0], tokens=problem.jobs[0].tokens * 3, release_s=0.0, deadline_s=7200.0)
+    plan = checked(solve(replace(problem, jobs=(hopeless, *problem.jobs[1:]))))
+    assert plan.missed == (hopeless.name,)
+    assert plan.late_g > 0
+    assert (plan.rows[0, 2:] != OFF).any()
+
+
+def test_a_budget_holds_and_the_weightiest_jobs_stay() -> None:
+    problem = cluster(8, jobs=6, nodes=20, h=24, mean_h=3)
+    free = solve(problem)
+    plan = checked(solve(replace(problem, budget_g=0.6 * free.grams)))
+    assert plan.grams + plan.late_g <= 0.6 * free.grams
+    assert 0 < len(plan.missed) < 6
+
+
+def test_a_cap_that_falls_waives_the_shortest_stay_of_what_it_stops() -> None:
+    problem = cluster(9, jobs=6, nodes=12, h=12, stay_s=4 * 3600.0, running=1.0, cap=1.0, mean_h=3)
+    jobs = tuple(replace(job, held_s=0.0) if job.current is not None else job for job in problem.jobs)
+    running = sum(job.current is not None for job in jobs)
+    assert running >= 2
+    cap = np.array([2500.0 * 1.2] * 3 + [100_000.0] * 9)
+    plan = checked(solve(replace(problem, jobs=jobs, sites=(replace(problem.sites[0], power_cap_w=cap),))))
+    assert (plan.used_w()[0, :3] <= 2500.0).all()
+
+
+def test_an_empty_cluster_has_an_empty_plan() -> None:
+    plan = checked(solve(replace(cluster(1, jobs=1, nodes=4, h=4), jobs=())))
+    assert plan.rows.shape == (0, 4)
+    assert plan.gap == 0.0
