@@ -274,6 +274,33 @@ class CarbonPoint:
     """When the source said so (s since the epoch, UTC); None where it does not tell."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricePoint:
+    """What a kWh costs over one interval."""
+
+    t0_unix_s: float
+    t1_unix_s: float
+    per_kwh: float | None
+    """Time average over the interval (currency/kWh), below 0 where one is paid for using it; None where it is not
+    known. Never 0 for unknown."""
+    currency: str
+    source: str
+    kind: CarbonKind = CarbonKind.ACTUAL
+
+
+@runtime_checkable
+class PriceSignal(Protocol):
+    """The price of electricity as a function of time (``greentrain.carbon.price``)."""
+
+    def mean(self, t0_unix_s: float, t1_unix_s: float) -> PricePoint:
+        """Return the time average over an interval, in the past or ahead. Never blocks, never raises.
+
+        Args:
+            t0_unix_s: Start of the interval (s since the epoch, UTC).
+            t1_unix_s: End of the interval; equal to the start for the value at an instant.
+        """
+
+
 class PueSource(StrEnum):
     """Where the PUE of an interval comes from."""
 
@@ -465,11 +492,20 @@ class LedgerEntry:
     references: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """By uid of a sensor that contains others: ``j`` what it told since the entry before (J), and ``s`` of how long
     (s); in no sum."""
+    price: PricePoint | None = None
+    """None: the run has no price of electricity."""
 
     @property
     def energy_j(self) -> float:
         """Known energy of all devices (J)."""
         return sum(d.energy_j for d in self.devices.values())
+
+    @property
+    def cost(self) -> float | None:
+        """energy_j x PUE x price (currency of the price); None where the price is not known."""
+        if self.price is None or self.price.per_kwh is None:
+            return None
+        return kwh_from_j(self.energy_j * self.pue) * self.price.per_kwh
 
     @property
     def it_g(self) -> float | None:

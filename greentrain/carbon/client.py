@@ -244,13 +244,16 @@ class Secret:
         raise TypeError("a key is not pickled: open the signal in the process that uses it")
 
 
-def find_key(variable: str, signal: str, environ: Mapping[str, str] | None = None) -> Secret:
+def find_key(
+    variable: str, signal: str, environ: Mapping[str, str] | None = None, *, section: str = "carbon"
+) -> Secret:
     """Return a key from the environment, else from the keyring.
 
     Args:
         variable: Name of the environment variable, and of the entry in the keyring.
         signal: Name of the signal that needs the key, for the error.
         environ: Environment, os.environ by default.
+        section: Section of the configuration that names the signal.
 
     Raises:
         ConfigError: There is none, or it cannot be sent in a header. The text never holds the key.
@@ -258,8 +261,8 @@ def find_key(variable: str, signal: str, environ: Mapping[str, str] | None = Non
     found = (os.environ if environ is None else environ).get(variable) or _from_keyring(variable)
     if not found or not found.strip():
         raise ConfigError(
-            f"carbon.signal {signal!r} needs a key: set the environment variable {variable}, or put it into the keyring"
-            f" with: keyring set {SERVICE} {variable}"
+            f"{section}.signal {signal!r} needs a key: set the environment variable {variable}, or put it into the"
+            f" keyring with: keyring set {SERVICE} {variable}"
         )
     key = found.strip()
     if not (key.isascii() and key.isprintable()):

@@ -238,6 +238,8 @@ SCHEDULERS = ("threshold", "lowest_window", "mpc", "carbongear", "carbongear-pri
 """Policies that plan against the grid and a deadline."""
 POLICIES = ("static", "scripted", *SCHEDULERS)
 SWITCHING = ("auto", "myopic", "dp")
+AIMS = ("carbon", "cost")
+"""What a plan can minimise."""
 BUDGET_ACTIONS = ("warn", "cheaper", "stop")
 
 
@@ -389,6 +391,78 @@ class CarbonConfig:
             )
 
 
+PRICES = ("constant", "trace", "tariff", "entsoe")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceConfig:
+    """How joules become money. Without this section nobody asks what a kWh costs."""
+
+    signal: Annotated[str, Choice(PRICES)] = "constant"
+    """Who says what a kWh costs: a ``constant``, a ``trace`` of recorded or day-ahead prices, a ``tariff`` by time of
+    use, or ``entsoe``, the day-ahead prices of a European bidding zone, asked over the network."""
+    currency: Annotated[str, NotEmpty("name a currency, such as EUR")] = "EUR"
+    """Of all prices; ``entsoe`` gives EUR in most zones."""
+    per_kwh: Annotated[float, Bound(-1e5, 1e5)] | None = None
+    """Price of a kWh, for ``constant``."""
+    trace_csv: str | None = None
+    """File for ``trace``: columns timestamp_utc, price_per_mwh; prices may be below 0, holes are unknown."""
+    tariff: tuple[str, ...] = ()
+    """Bands for ``tariff``, the first that fits holds: a price a kWh, then days, months and hours that it is for, as
+    ``[0.38 mon-fri 17-21, 0.16 22-6, 0.29 jun-sep, "0.24"]``; in ``time_zone``."""
+    time_zone: Annotated[str, NotEmpty("name a zone, such as Europe/Berlin")] = "UTC"
+    """Whose hours those of the tariff are (IANA)."""
+    zone: str | None = None
+    """Bidding zone for ``entsoe``, such as ``DE_LU`` or ``FR``; its key is in ENTSOE_API_KEY."""
+    carbon_per_t: Annotated[float, Bound(0.0, 1e6)] | None = None
+    """Price of a tonne of CO2e, for ``policy.objective`` with both carbon and cost."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "price")
+
+    def check(self) -> None:
+        """Check that what the signal needs is there, and nothing that is for another.
+
+        Raises:
+            ConfigError: Names the key.
+        """
+        needs = {"constant": "per_kwh", "trace": "trace_csv", "tariff": "tariff", "entsoe": "zone"}
+        for signal, key in needs.items():
+            given = getattr(self, key) not in (None, ())
+            if given != (signal == self.signal):
+                what = "is not set, and it needs it" if not given else f"is set, which is for {signal!r}: drop it"
+                raise ConfigError(f"price.signal is {self.signal!r}, and price.{key} {what}")
+
+
+WATER_SOURCES = (
+    "nuclear", "coal", "gas", "gas_cc", "gas_steam", "biomass", "geothermal", "csp", "solar", "wind", "hydro",
+)  # fmt: skip
+"""Of electricity, with published factors (``greentrain.ledger.water``)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaterConfig:
+    """How joules become litres, as a modelled range. Without this section no water is told."""
+
+    wue_l_per_kwh: Annotated[float, Bound(0.0, 100.0)] | None = None
+    """Water that the site consumes for a kWh of its IT equipment (The Green Grid's WUE); None: not known."""
+    ewif_l_per_kwh: Annotated[float, Bound(0.0, 100.0)] | None = None
+    """Water that is consumed where the electricity is generated, for a kWh of the facility; None: by ``mix``."""
+    mix: Mapping[str, Annotated[float, Bound(0.0, 1.0)]] = field(default_factory=dict)
+    """Shares of the electricity by source, as ``{nuclear: 0.6, gas: 0.1, wind: 0.3}``: litres follow as a range from
+    published factors (docs/facility.md lists sources and factors)."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "water")
+        unknown = [name for name in self.mix if name not in WATER_SOURCES]
+        if unknown:
+            raise ConfigError(f"water.mix names {unknown[0]!r}; known: {', '.join(WATER_SOURCES)}")
+        if self.mix and not 0.95 <= sum(self.mix.values()) <= 1.05:
+            raise ConfigError(f"water.mix sums to {sum(self.mix.values()):.3g}; its shares must sum to 1")
+        if self.mix and self.ewif_l_per_kwh is not None:
+            raise ConfigError("water.mix and water.ewif_l_per_kwh both say what electricity takes: drop one")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrecisionConfig:
     """Which gears a run may use. Without gears, precision is left to the framework."""
@@ -498,6 +572,9 @@ class PolicyConfig:
     """Shortest time between two changes of width (s)."""
     switching: Annotated[str, Choice(SWITCHING)] = "auto"
     """How mpc counts changes of width and gear: ``dp`` plans them, ``myopic`` not; auto: dp where one takes time."""
+    objective: Annotated[str, Choice(AIMS)] | Mapping[str, Annotated[float, Bound(0.0, 1e6)]] = "carbon"
+    """What planning policies minimise: ``carbon``, ``cost`` of electricity, or a weighted sum in money, ``{carbon: 1,
+    cost: 1}``: grams count by ``price.carbon_per_t``. All but ``carbon`` need the section ``price``."""
     margin_s: Annotated[float, Bound(0.0, 7 * 86_400.0)] = 0.0
     """Time to spare before the deadline (s)."""
     window_h: Annotated[float, Bound(1.0, 336.0)] = 24.0
@@ -514,6 +591,13 @@ class PolicyConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, "policy")
+        if not isinstance(self.objective, str) and not (
+            set(self.objective) <= set(AIMS) and any(self.objective.values())
+        ):
+            raise ConfigError(
+                f"policy.objective is {dict(self.objective)}; write carbon, cost, or weights such as"
+                " {carbon: 1, cost: 1}"
+            )
         if (self.name == "scripted") != bool(self.schedule):
             raise ConfigError(
                 "policy.schedule is for policy.name 'scripted', which needs it: a list of [step, gear],"
@@ -539,6 +623,12 @@ class PolicyConfig:
         """True if the policy plans against the grid and a deadline."""
         return self.name in SCHEDULERS
 
+    @property
+    def weights(self) -> tuple[float, float]:
+        """Weights of carbon and of cost."""
+        told = {self.objective: 1.0} if isinstance(self.objective, str) else self.objective
+        return told.get("carbon", 0.0), told.get("cost", 0.0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GreenConfig:
@@ -547,6 +637,10 @@ class GreenConfig:
     run: RunConfig = field(default_factory=RunConfig)
     power: PowerConfig = field(default_factory=PowerConfig)
     carbon: CarbonConfig = field(default_factory=CarbonConfig)
+    price: PriceConfig | None = None
+    """None: nobody asks what a kWh costs."""
+    water: WaterConfig | None = None
+    """None: no water is told."""
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     actuators: ActuatorsConfig = field(default_factory=ActuatorsConfig)
@@ -558,6 +652,16 @@ class GreenConfig:
         for gear in asked:
             if gear not in gears:
                 raise ConfigError(f"policy asks for the gear {gear!r}, but precision.gears is {list(gears)}: add it")
+        if self.price is not None:
+            self.price.check()
+        carbon, cost = self.policy.weights
+        if cost and self.price is None:
+            raise ConfigError("policy.objective counts cost, but nobody says what a kWh costs: add the section price")
+        if carbon and cost and (self.price is None or self.price.carbon_per_t is None):
+            raise ConfigError(
+                "policy.objective weighs carbon and cost, which are added up in money: set price.carbon_per_t, the"
+                " price of a tonne of CO2e"
+            )
 
     @classmethod
     def load(cls, source: "str | Path | Mapping[str, Any] | GreenConfig | None") -> "GreenConfig":

@@ -23,7 +23,7 @@ from greentrain.errors import ConfigError, SessionError
 from greentrain.ledger.active_run import ActiveRun
 from greentrain.ledger.pue import in_run_time
 from greentrain.policy.action_table import Action, ActionCache, ActionObjective, ActionTable, choose, declared
-from greentrain.types import CarbonSignal, Decision, Gear, LedgerEntry, Topology
+from greentrain.types import CarbonSignal, Decision, Gear, LedgerEntry, PriceSignal, Topology
 from greentrain.utils.background import BackgroundCall
 from greentrain.utils.never_raise import never_raises, warn, warn_experimental
 
@@ -484,6 +484,7 @@ class Controller:
         self._gears: Gears | None = None
         self._shifted_s: float | None = None
         self._grid: tuple[CarbonSignal, GridTime] | None = None
+        self._price: PriceSignal | None = None
         self._schedule: Schedule | None = None
         self._saved: Mapping[str, Any] | None = None
         self._declared: ActionTable | None = None
@@ -515,7 +516,15 @@ class Controller:
 
     # -- life --------------------------------------------------------------------------------------------------
 
-    def started(self, run: ActiveRun, signal: CarbonSignal, grid_time: GridTime, *, resumed: bool) -> None:
+    def started(
+        self,
+        run: ActiveRun,
+        signal: CarbonSignal,
+        grid_time: GridTime,
+        *,
+        resumed: bool,
+        price: PriceSignal | None = None,
+    ) -> None:
         """A run begins, or goes on from a checkpoint.
 
         Args:
@@ -523,12 +532,14 @@ class Controller:
             signal: Carbon intensity in the grid's own time.
             grid_time: Clock that maps the machine's time to the grid's.
             resumed: It goes on.
+            price: Price of electricity in the grid's own time; None: nobody says.
         """
         if not resumed:
             self._saved, self._tokens, self._budget_events, self.steps = None, 0.0, (), 0
             if self._gears is not None:
                 self._gears.restart()
         self._grid = (signal, grid_time)
+        self._price = price
         self._shifted_s = self._schedule = self._budget = self.preemption = None
         self._uncounted = NO_COUNTS
         self._ranks = run.topology.world_size
@@ -666,6 +677,7 @@ class Controller:
                 run=run,
                 signal=signal,
                 grid_time=grid_time,
+                price=self._price,
                 host=self._host,
                 actors=self,
                 declared=self._declared or self.action_table,

@@ -74,7 +74,7 @@ def span(found: Range | None, units: quantities.Units) -> str:
 
 def amount(found: Range | None, currency: str) -> str:
     """Return a sum of money."""
-    return span(found, ((1e9, f"G{currency}"), (1e6, f"M{currency}"), (1.0, currency)))
+    return span(found, quantities.money_units(currency))
 
 
 Kind = SourceKind  # its name until version 0.3

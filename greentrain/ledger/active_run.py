@@ -44,6 +44,7 @@ from greentrain.types import (
     DeviceWindow,
     LedgerEntry,
     PowerMeter,
+    PriceSignal,
     Provenance,
     Sensor,
     Topology,
@@ -345,6 +346,7 @@ class ActiveRun:
         topology: Place of this process in the job.
         meter: Opened meter; closed with the run.
         signal: The carbon intensity of the grid.
+        price: The price of electricity; None: nobody says.
         clock: The clock that the run goes by.
         run_id: The id of the run.
         carried: The totals of earlier parts of this run, from a checkpoint.
@@ -362,6 +364,7 @@ class ActiveRun:
         topology: Topology,
         meter: PowerMeter,
         signal: CarbonSignal,
+        price: PriceSignal | None = None,
         clock: Clock,
         run_id: str,
         carried: Totals | None = None,
@@ -371,7 +374,7 @@ class ActiveRun:
         self.config = config
         self.topology = topology
         self.meter = meter
-        self.signal = signal
+        self.signal, self._price = signal, price
         self.facility = open_facility(config.carbon, lambda text: self.event("warning", text), clock)
         """Its PUE, in the grid's own time."""
         self.run_id = run_id
@@ -472,6 +475,7 @@ class ActiveRun:
             unix_offset_s=self._offset_s,
             signal=self.signal,
             facility=facility,
+            price=self._price,
             carbon_error=self.config.carbon.relative_error,
         )
 

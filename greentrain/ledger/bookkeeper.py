@@ -35,6 +35,7 @@ from greentrain.types import (
     GearUse,
     LedgerEntry,
     Phase,
+    PriceSignal,
     Provenance,
     Sensor,
     grams,
@@ -572,6 +573,7 @@ class Bookkeeper:
         unix_offset_s: Unix time minus monotonic time (s), fixed at the start.
         signal: The carbon intensity of the grid.
         facility: The PUE of the facility, asked in real time.
+        price: The price of electricity; None: nobody says, and nothing is booked.
         carbon_error: Standard error of the intensity, as a share of it; None: what the signal states itself.
     """
 
@@ -582,11 +584,12 @@ class Bookkeeper:
         unix_offset_s: float,
         signal: CarbonSignal,
         facility: Facility,
+        price: PriceSignal | None = None,
         carbon_error: float | None = None,
     ) -> None:
         self._offset_s = unix_offset_s
         self._signal = signal
-        self._facility = facility
+        self._facility, self._price = facility, price
         self._carbon_error = carbon_error
         self._host = _Track(PhaseTimeline(t0_s))
         self._own: dict[str, _Track] = {}
@@ -683,6 +686,7 @@ class Bookkeeper:
         if self._carbon_error is not None:
             carbon = dataclasses.replace(carbon, relative_error=self._carbon_error)
         pue = self._facility.pue(t0_s + self._offset_s, t1_s + self._offset_s)
+        price = None if self._price is None else self._price.mean(t0_s + self._offset_s, t1_s + self._offset_s)
         energy_j = sum(device.energy_j for device in devices.values())
         rates = [rate for uid, rate in (embodied or {}).items() if uid in devices]
         hours = (t1_s - t0_s) / S_PER_HOUR
@@ -693,6 +697,7 @@ class Bookkeeper:
             phase_s={cut.names[i]: float(seconds[i]) for i in np.unique(cut.phase)},
             phase_inclusive_j=inclusive,
             carbon=carbon,
+            price=price,
             pue=pue.value,
             pue_source=pue.source,
             operational_g=operational_g(energy_j, carbon, pue.value),

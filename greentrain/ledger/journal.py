@@ -35,6 +35,7 @@ from greentrain.types import (
     DeviceEnergy,
     GearUse,
     LedgerEntry,
+    PricePoint,
     Provenance,
     PueSource,
 )
@@ -484,7 +485,8 @@ NOTE: Final = "note"
 _WRITTEN: Final = {
     "open": "format run_id rank world_size local_rank local_world_size host pid t sensors carried excluded pue_error",
     "sensors": "sensors excluded",
-    "entry": "t0 t1 steps tokens samples devices phase_s phase_incl_j carbon pue pue_from op_g emb_g gears refs sum"
+    "entry": "t0 t1 steps tokens samples devices phase_s phase_incl_j carbon pue pue_from op_g emb_g price cost gears"
+    " refs sum"
     " step_groups",
     "close": "t reason totals",
 }
@@ -631,6 +633,14 @@ def entry_to_json(entry: LedgerEntry, *, exact: bool = False) -> dict[str, Any]:
     }
     if entry.carbon.relative_error is not None:
         record["carbon"]["error"] = entry.carbon.relative_error
+    if entry.price is not None:
+        record["price"] = {
+            "per_kwh": entry.price.per_kwh,
+            "currency": entry.price.currency,
+            "source": entry.price.source,
+            "kind": str(entry.price.kind),
+        }
+        record["cost"] = entry.cost
     if entry.pue_source is not PueSource.CONSTANT:
         record["pue_from"] = str(entry.pue_source)
     if entry.gears:
@@ -694,6 +704,21 @@ def entry_from_json(record: Mapping[str, Any]) -> LedgerEntry:
         },
         pue_source=PueSource(record.get("pue_from", PueSource.CONSTANT)),
         references=record.get("refs", {}),
+        price=_price(record),
+    )
+
+
+def _price(record: Mapping[str, Any]) -> PricePoint | None:
+    if (told := record.get("price")) is None:
+        return None
+    kind = CarbonKind(told["kind"])
+    return PricePoint(
+        t0_unix_s=record["t0"],
+        t1_unix_s=record["t1"],
+        per_kwh=told["per_kwh"],
+        currency=told["currency"],
+        source=told["source"],
+        kind=kind,
     )
 
 
@@ -724,8 +749,9 @@ def check_entry(entry: Mapping[str, Any]) -> None:
         KeyError: A field is missing; so for each of ``WRONG_DATA``, which say what else is wrong with it.
     """
     carbon = entry["carbon"]
-    optional = carbon["g_per_kwh"], carbon.get("error"), entry["op_g"], entry["emb_g"]
-    figures = [figure for figure in optional if figure is not None]
+    price = entry.get("price") or {"per_kwh": None, "currency": "", "source": "", "kind": CarbonKind.ACTUAL}
+    optional = carbon["g_per_kwh"], carbon.get("error"), entry["op_g"], entry["emb_g"], price["per_kwh"]
+    figures = [figure for figure in (*optional, entry.get("cost")) if figure is not None]
     figures += entry["pue"], entry["t0"], entry["t1"], entry["steps"], entry["tokens"], entry["samples"]
     for device in entry["devices"].values():
         Provenance(device["prov"])
@@ -743,6 +769,13 @@ def check_entry(entry: Mapping[str, Any]) -> None:
         figures += steps, t_unix_s, energy_j, tokens
     if not sum(map(abs, figures)) < _MOST:  # of NaN too; all at once, as a journal of weeks has a million of them
         raise ValueError("a figure of its ledger is not finite, or absurdly large")
-    CarbonKind(carbon["kind"]), CarbonBasis(carbon["basis"]), PueSource(entry.get("pue_from", PueSource.CONSTANT))
+    (
+        CarbonKind(price["kind"]),
+        CarbonKind(carbon["kind"]),
+        CarbonBasis(carbon["basis"]),
+        PueSource(entry.get("pue_from", PueSource.CONSTANT)),
+    )
     if not all(isinstance(carbon[name], str) for name in ("zone", "accounting", "source")):
         raise TypeError("the source of its carbon intensity is no text")
+    if not all(isinstance(price[name], str) for name in ("currency", "source")):
+        raise TypeError("the currency or source of its price is no text")

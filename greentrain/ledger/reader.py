@@ -77,11 +77,18 @@ def _mergeable(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
     old, new = a["carbon"], b["carbon"]
     if (old["g_per_kwh"] is None) != (new["g_per_kwh"] is None) or any(old.get(key) != new.get(key) for key in _CARBON):
         return False
+    if _price_of(a) != _price_of(b):
+        return False
     devices = b["devices"]
     return a["devices"].keys() == devices.keys() and all(
         device["prov"] == devices[uid]["prov"] and (device["missing_s"] > 0) == (devices[uid]["missing_s"] > 0)
         for uid, device in a["devices"].items()
     )
+
+
+def _price_of(entry: Mapping[str, Any]) -> tuple[Any, ...]:
+    price = entry.get("price") or {}
+    return "price" in entry, price.get("per_kwh") is None, *(price.get(key) for key in ("currency", "source", "kind"))
 
 
 def _weigh(entry: dict[str, Any]) -> None:
@@ -121,6 +128,9 @@ def _merge(a: dict[str, Any], b: Mapping[str, Any]) -> None:
         a["pue"] += (b["pue"] - a["pue"]) * joules / a["weight"]
     if b["carbon"]["g_per_kwh"] is not None:
         a["carbon"]["g_per_kwh"] += b["carbon"]["g_per_kwh"] * joules
+    if b.get("cost") is not None:
+        a["cost"] += b["cost"]
+        a["price"]["per_kwh"] += (b["price"]["per_kwh"] - a["price"]["per_kwh"]) * joules / a["weight"]
     _add(a["phase_s"], b["phase_s"])
     _add(a["phase_incl_j"], b["phase_incl_j"])
     devices = b["devices"]

@@ -39,6 +39,10 @@ class Totals(Displayable):
     """Energy booked while the intensity was not known (J): it is in no gram figure."""
     embodied_g: float = 0.0
     """Mid estimate of embodied carbon, of the devices that have a value."""
+    cost: Mapping[str, float] = field(default_factory=dict)
+    """Money for the electricity whose price is known, PUE included, by currency; empty where nobody says."""
+    uncosted_j: float = 0.0
+    """Energy of intervals whose price was to be known and is not (J): it is in no figure of money."""
     steps: int = 0
     tokens: int = 0
     samples: int = 0
@@ -114,8 +118,9 @@ class Totals(Displayable):
     def to_dict(self) -> dict[str, Any]:
         """Return a plain dict for JSON and checkpoints."""
         out = {k: dict(v) if isinstance(v, Mapping) else v for k, v in dataclasses.asdict(self).items()}
-        if not self.by_gear:
-            del out["by_gear"]
+        for name in ("by_gear", "cost", "uncosted_j"):
+            if not out[name]:
+                del out[name]
         return out
 
     @classmethod
@@ -263,6 +268,14 @@ class EntrySums:
     gear_g: dict[str, dict[str, float]] = field(default_factory=dict)
     """By gear, of the entries whose intensity is known: ``operational_g``, ``emissions_g`` with the embodied share of
     the time in the gear, and ``tokens``."""
+    cost: dict[str, float] = field(default_factory=dict)
+    """Money for electricity, PUE included, by currency."""
+    uncosted_j: float = 0.0
+    """Energy whose price is not known, of the entries that should have one (J)."""
+    price_j: dict[tuple[str, ...], float] = field(default_factory=dict)
+    """Energy (J) by currency, source and kind of its price."""
+    per_kwh: Range = None
+    """Price of a kWh."""
     references: dict[str, dict[str, float]] = field(default_factory=dict)
     """By uid of a sensor that contains others: what it told, ``j`` (J), and of how long, ``s`` (s); in no other sum."""
     pue_j: dict[str, float] = field(default_factory=dict)
@@ -368,6 +381,13 @@ class EntrySums:
                 self.unstated_g += grams_ or 0.0
             else:
                 _add(self.stated_g, {key: carbon["error"] * (grams_ or 0.0)})
+        if (price := entry.get("price")) is not None:
+            if (cost := entry.get("cost")) is None:
+                self.uncosted_j += energy_j
+            else:
+                _add(self.cost, {price["currency"]: cost})
+                _add(self.price_j, {(price["currency"], price["source"], price["kind"]): energy_j})
+                self.per_kwh = _widest(self.per_kwh, (price["per_kwh"], price["per_kwh"]))
         for uid, told in entry.get("refs", {}).items():
             _add(self.references.setdefault(uid, {}), {key: told[key] for key in ("j", "s")})
         for name, use in entry.get("gears", {}).items():
@@ -431,6 +451,7 @@ class EntrySums:
             _add(by_provenance, {name: part.energy_j for name, part in parts.items()})
         return Totals(
             **{name: getattr(self, name) for name in _OF_TOTALS},
+            cost=dict(self.cost),
             by_device={uid: sum(part.energy_j for part in parts.values()) for uid, parts in known.items()},
             by_phase=dict(self.phase_j),
             by_phase_inclusive=dict(self.phase_inclusive_j),
@@ -443,12 +464,14 @@ class EntrySums:
         )
 
 
-_RANGES: Final = ("pue", "g_per_kwh", "span_s")
-_MAPS: Final = ("phase_j", "phase_inclusive_j", "phase_s", "phase_g", "pue_j", "zone_j", "stated_g")
+_RANGES: Final = ("pue", "g_per_kwh", "per_kwh", "span_s")
+_MAPS: Final = (
+    "phase_j", "phase_inclusive_j", "phase_s", "phase_g", "pue_j", "zone_j", "stated_g", "cost", "price_j",
+)  # fmt: skip
 _MAPS_OF_MAPS: Final = ("gears", "gear_g", "references")
 _OF_TOTALS: Final = (
-    "energy_j", "duration_s", "facility_j", "operational_g", "it_g", "unpriced_j", "embodied_g", "steps", "tokens",
-    "samples",
+    "energy_j", "duration_s", "facility_j", "operational_g", "it_g", "unpriced_j", "embodied_g", "uncosted_j",
+    "steps", "tokens", "samples",
 )  # fmt: skip
 _NUMBERS: Final = (*_OF_TOTALS, "priced_facility_j", "unstated_g", "gap_count")
 

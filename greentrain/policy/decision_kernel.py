@@ -192,6 +192,28 @@ def explain(template: str, seen: Outlook, choice: Choice, row: int, names: Seque
     return template.format(**figures)
 
 
+_NEAR_ZERO: Final = 1e-3
+_LOWEST: Final = -60.0
+"""Of an exponent: what is lower is alike, and no product of it underflows."""
+
+
+def above_zero(values: Array) -> Array:
+    """Return values above 0 in the same order: what is below a thousandth of their mean size falls off towards 0.
+
+    At a price below 0, more power and more tokens both pay, so of a hull's rows the fastest is the best, as at one just
+    above 0. The order says which of such hours come first.
+
+    Args:
+        values: (n, h), of jobs by column; returned as they are where none is below 0.
+    """
+    if (values >= 0).all():
+        return values
+    size = np.maximum(np.abs(values).mean(axis=1, keepdims=True), np.finfo(np.float64).tiny)
+    floor = _NEAR_ZERO * size
+    low: Array = floor * np.exp(np.maximum((values - floor) / size, _LOWEST))
+    return np.where(values < floor, low, values)
+
+
 def _mean(seen: Outlook, job: int) -> float:
     ahead = seen.forecast_g_per_kwh[job]
     weights = np.clip(seen.left_s[job] - np.arange(len(ahead)) * seen.step_s, 0.0, seen.step_s)
@@ -267,13 +289,14 @@ class DecisionKernel:
         """Return an outlook without gaps, as policies get it.
 
         An unknown step takes the value of the last known one before it, else of the first one after it; where nothing
-        is known at all the grid is taken as constant, and a plan is the one of least energy.
+        is known at all the grid is taken as constant, and a plan is the one of least energy. What a plan of money finds
+        below 0 becomes a small number above it: there the fastest row of the hull is the best one.
         """
         ahead, past = seen.forecast_g_per_kwh, seen.past_g_per_kwh
-        if np.isfinite(ahead).all() and np.isfinite(past).all():
+        if (ahead >= 0).all() and (past >= 0).all():  # of NaN, neither
             return seen
         p = past.shape[1]
-        whole = _bridged(np.concatenate([past, ahead], axis=1))
+        whole = above_zero(_bridged(np.concatenate([past, ahead], axis=1)))
         return replace(seen, past_g_per_kwh=whole[:, :p], forecast_g_per_kwh=whole[:, p:])
 
     def decide(self, seen: Outlook, vetoed: Allowed | None = None) -> Decided:

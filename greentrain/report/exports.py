@@ -2,8 +2,10 @@
 
 emissions.csv has exactly the columns of CodeCarbon 3.3.2, so that its readers and dashboards work unchanged.
 Units are CodeCarbon's: s, kg, kg/s, W, kWh, litres, GB. As there, PUE multiplies power and energy (its
-emissions_tracker.py, ``power *= self._pue``), here each interval by its own, and emissions are operational only. A cell
-is empty where CodeCarbon would write a guess or 0 and we do not know. Columns:
+emissions_tracker.py, ``power *= self._pue``), here each interval by its own, and emissions are operational only.
+``water_consumed`` is what the site consumes, as there; WUE counts IT energy, as The Green Grid defines it, where
+CodeCarbon multiplies it by energy with PUE. A cell is empty where CodeCarbon would write a guess or 0 and we do not
+know. Columns:
 https://github.com/mlco2/codecarbon, codecarbon/output_methods/emissions_data.py, read 2026-11.
 
 model_card.yaml is Hugging Face's ``co2_eq_emissions``, ready to paste into a model card's metadata.
@@ -215,6 +217,8 @@ def emissions_row(summary: Mapping[str, Any], run: Mapping[str, Any]) -> dict[st
         codecarbon_version=f"greentrain-{summary['greentrain_version']}",
         tracking_mode=_tracking_mode(run),
         pue=summary["energy"]["pue"],
+        wue=(summary.get("water") or {}).get("wue_l_per_kwh"),
+        water_consumed=((summary.get("water") or {}).get("site_l") or {}).get("high"),
         **_place(summary),
     )
     for kind, column in _KINDS.items():

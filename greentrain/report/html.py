@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from importlib.resources import files
 from typing import Any, Final
 
+from greentrain.ledger.water import water_text
 from greentrain.report import charts, estimated, svg
 from greentrain.report.plan import DECISION, plan_texts
 from greentrain.report.plan_chart import plan_chart
 from greentrain.report.series import RunSeries
-from greentrain.report.summary import gear_table, how_told, profiled, pue_text, stage_table, state_text
+from greentrain.report.summary import cost_text, gear_table, how_told, profiled, pue_text, stage_table, state_text
 from greentrain.utils import quantities
 
 KIND_NAMES: Final = {"gpu": "GPU", "cpu": "CPU", "dram": "memory", "fpga": "FPGA", "node": "whole node"}
@@ -89,6 +90,8 @@ def headline(summary: Mapping[str, Any]) -> dict[str, Any]:
     energy, carbon, work = summary["energy"], summary["carbon"], summary["work"]
     return {
         "energy": quantities.energy(energy["energy_j"]),
+        "cost": cost_text(summary.get("cost")),
+        "water": water_text(summary.get("water")),
         "emissions": ("at least " if not carbon["complete"] and carbon["operational_location_g"] is not None else "")
         + quantities.carbon(carbon["operational_location_g"]),
         "per": _per(work, " with embodied" if len(carbon["emissions_include"]) > 1 else ""),

@@ -30,6 +30,10 @@ hosts, ranks            the same energy by place; of a host that was read as a w
                         node_energy_j, which is in no sum, and unmetered_j, what of it no component's figure has
 carbon                  operational (location, market), embodied low/mid/high, emissions_g, CUE, intensity, sources;
                         operational_interval_g, emissions_interval_g
+cost                    of electricity, PUE included: amount and currency, amounts by currency, price of a kWh,
+                        uncosted_j (energy whose price is not known, in no amount), sources; null without the section
+                        price
+water                   litres as modelled ranges: site (WUE), electricity (EWIF), both; null without the section water
 gears                   one a precision gear: energy, time and work in it, and their ratios, but for those of one whose
                         attribution is blurred: too short for its sensors; empty without gears
 layers                  which linear layers may run in FP8, on which backend, why not the others and what else holds
@@ -75,6 +79,7 @@ from greentrain.ledger.run_folder import ESTIMATE
 from greentrain.ledger.sci import sci_scores, scope2
 from greentrain.ledger.totals import DeviceSums, EntrySums, Totals, stage_uses
 from greentrain.ledger.uncertainty import Interval, RunIntervals, intervals
+from greentrain.ledger.water import water_figures
 from greentrain.policy.action_table import ActionTable
 from greentrain.report.estimated import estimated
 from greentrain.report.plan import DECISION, plan_figures
@@ -164,6 +169,8 @@ def summarize(record: RunRecord, *, series: RunSeries | None = None, now_unix_s:
         "hosts": hosts,
         "ranks": [_rank(rank, part, now_s) for rank, part in zip(record.ranks, by_rank, strict=True)],
         "carbon": carbon,
+        "cost": cost_figures(record, totals, sums),
+        "water": water_figures((record.run.get("config") or {}).get("water"), energy),
         "work": work,
         "gears": gears,
         "layers": layer_figures(record.run),
@@ -843,6 +850,41 @@ def _embodied_ratio(record: RunRecord, sums: EntrySums) -> tuple[float, float] |
     return (low / mid, high / mid) if mid > 0 else None
 
 
+def cost_figures(record: RunRecord, totals: Totals, sums: EntrySums) -> dict[str, Any] | None:
+    """Return what the electricity cost, PUE included, each interval by its own price; None where nobody was asked.
+
+    Args:
+        record: The run.
+        totals: Totals of the job, earlier parts included.
+        sums: Sums over the entries of all ranks.
+    """
+    if not (totals.cost or totals.uncosted_j or (record.run.get("config") or {}).get("price")):
+        return None
+    one = next(iter(totals.cost.items())) if len(totals.cost) == 1 else (None, None)
+    low, high = sums.per_kwh or (None, None)
+    return {
+        "currency": one[0],
+        "amount": one[1],
+        "amounts": dict(totals.cost),
+        "complete": bool(totals.cost) and totals.uncosted_j == 0,
+        "uncosted_j": totals.uncosted_j,
+        "per_kwh_min": low,
+        "per_kwh_max": high,
+        "per_mtoken": ratio(one[1], totals.tokens / 1e6 if totals.tokens else None),
+        "sources": [
+            {"currency": c, "source": s, "kind": k, "energy_j": joules} for (c, s, k), joules in sums.price_j.items()
+        ],
+    }
+
+
+def cost_text(cost: Mapping[str, Any] | None) -> str:
+    """Return the money of a run for people; empty where nobody was asked what a kWh costs."""
+    if cost is None:
+        return ""
+    amounts = ", ".join(quantities.money(amount, currency) for currency, amount in cost["amounts"].items())
+    return ("at least " if amounts and cost["uncosted_j"] else "") + (amounts or "unknown")
+
+
 def work_figures(wall_s: float, totals: Totals, energy: Mapping[str, Any], carbon: Mapping[str, Any]) -> dict[str, Any]:
     """Return steps, tokens, samples and their ratios to joules, grams and seconds."""
     tokens, samples = totals.tokens or None, totals.samples or None
@@ -1040,6 +1082,16 @@ def assumptions(summary: Mapping[str, Any], run: Mapping[str, Any]) -> list[dict
         source = "carbon.lifetime_years; low and high estimates use 6 and 3 years"
         rows.append(("Life of a device", f"{carbon_config['lifetime_years']:g} years", source))
     rows += [*_devices(summary), *_plan(summary["plan"])]
+    if summary["cost"] is not None:
+        low, high = summary["cost"]["per_kwh_min"], summary["cost"]["per_kwh_max"]
+        for source in summary["cost"]["sources"]:
+            value = f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
+            rows.append(("Price of electricity", f"{value} {source['currency']}/kWh", source["source"]))
+        if summary["cost"]["uncosted_j"]:
+            joules = f"{summary['cost']['uncosted_j']:.4g} J"
+            rows.append(("Energy without a price", joules, "in no figure of money"))
+    if summary["water"] is not None:
+        rows += [(row["name"], row["value"], row["source"]) for row in summary["water"]["assumptions"]]
     left_out = [item for rank in summary["ranks"] for item in rank["excluded"]]
     rows += [(f"Left out: {item['name']}", "not counted", item["reason"]) for item in left_out]
     different = dict.fromkeys((str(name), str(value), str(source)) for name, value, source in rows)

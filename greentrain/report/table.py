@@ -71,11 +71,24 @@ def _headline(summary: Mapping[str, Any], head: Mapping[str, Any]) -> Table:
             else f" ({quantities.mass(embodied['low'])} to {quantities.mass(embodied['high'])})"
         ),
     )
+    if head["cost"]:
+        table.add_row("Electricity", head["cost"], _price(summary["cost"]))
+    if head["water"]:
+        table.add_row("Water", head["water"], "site and generation of electricity")
     per = head["per"]
     table.add_row(per["title"], per["value"], "; ".join(text for text in (per["detail"], per["grams"]) if text))
     wall = quantities.duration(summary["time"]["wall_s"])
     table.add_row("Time", wall, f"mean power {quantities.power(summary['power']['mean_w'])}")
     return table
+
+
+def _price(cost: Mapping[str, Any]) -> str:
+    left = "" if not cost["uncosted_j"] else f"the price of {quantities.energy(cost['uncosted_j'])} is not known"
+    low, high = cost["per_kwh_min"], cost["per_kwh_max"]
+    if low is None or cost["currency"] is None:
+        return left
+    shown = f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
+    return "; ".join(filter(None, (f"at {shown} {cost['currency']}/kWh", left)))
 
 
 def _table(title: str, *columns: str, left: Sequence[str] = (), **more: Any) -> Table:

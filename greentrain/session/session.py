@@ -39,6 +39,7 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from greentrain.carbon.detect import open_signal
+from greentrain.carbon.price import ReplayedPrice, open_price
 from greentrain.carbon.replayed import ReplayedSignal
 from greentrain.config.schema import GreenConfig
 from greentrain.control.controller import Controller, is_engine
@@ -54,7 +55,7 @@ from greentrain.report.estimated import keep_estimate, read_estimate
 from greentrain.report.live.exporting import Viewers
 from greentrain.report.live.terminal import name_report
 from greentrain.session.work_count import WorkCount
-from greentrain.types import CarbonSignal, Phase, PowerMeter, Topology, WindowEnergy
+from greentrain.types import CarbonSignal, Phase, PowerMeter, PriceSignal, Topology, WindowEnergy
 from greentrain.utils.background import BackgroundCall
 from greentrain.utils.clock import Clock, SystemClock
 from greentrain.utils.display import Displayable, View
@@ -410,6 +411,7 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
         self._extra_meters = tuple(extra_meters)
         self._signal = signal if signal is not None else open_signal(self.config.carbon)
         self._own_signal = signal is None
+        self._price = open_price(self.config.price)
         self._now_s = self._clock.monotonic_s
         self._controller = Controller(self.config, self, launcher)
         self._enqueue: Callable[[tuple[Any, ...]], None] = _ignore
@@ -477,17 +479,22 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
         self.report_path = None
         run_id = self._run_id(place)
         grid_time = grid_time_of(self.config, run_id, self._controller.began_unix_s or self._clock.unix_s())
-        signal = self._signal if grid_time.is_real else ReplayedSignal(self._signal, grid_time)
+        signal, price = self._signal, self._price
+        if not grid_time.is_real:
+            signal = ReplayedSignal(signal, grid_time)
+            price = price and ReplayedPrice(signal=price, time=grid_time)
         meter = open_run_meter(self.config.power, place, self._clock, own=self._meter, extra=self._extra_meters)
         run: ActiveRun | None = None
         try:
             self._viewers.open_exporters(self.config.export, place, run_id)
             _call_if_present(self._signal, "start")
+            _call_if_present(self._price, "start")
             run = ActiveRun(
                 config=self.config,
                 topology=place,
                 meter=meter,
                 signal=signal,
+                price=price,
                 clock=self._clock,
                 run_id=run_id,
                 carried=None if self._resume is None else self._resume.carried(place),
@@ -499,7 +506,7 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
             run.start()
             run.know(grid=None if grid_time.is_real else dataclasses.asdict(grid_time))
             keep_estimate(self._estimate, run)
-            self._controller.started(run, self._signal, grid_time, resumed=self._resume is not None)
+            self._controller.started(run, self._signal, grid_time, price=self._price, resumed=self._resume is not None)
             self._resume = None
             self._run = self._last = run
             self._pid = os.getpid()
@@ -514,6 +521,7 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
             never_raises(self._controller.gpu_limits.close)()
             self._viewers.close()
             meter.close() if run is None else run.close("exception")
+            _call_if_present(self._price, "close")
             if self._own_signal:
                 _call_if_present(self._signal, "close")
             raise
@@ -546,6 +554,7 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
                 with contextlib.suppress(TimeoutError):
                     self._card.result(CLOSE_S)
             _at_most(run, "last figures", CLOSE_S, lambda: self._viewers.close(run))
+            _call_if_present(self._price, "close")
             if self._own_signal:
                 _call_if_present(self._signal, "close")
             self._closing = None
@@ -945,7 +954,7 @@ def _at_most(run: ActiveRun, what: str, wait_s: float, write: Callable[[], None]
 
 
 @never_raises
-def _call_if_present(signal: CarbonSignal, method: str) -> None:
+def _call_if_present(signal: CarbonSignal | PriceSignal | None, method: str) -> None:
     """Let a signal that asks a network begin or end; others have no such method."""
     call = getattr(signal, method, None)
     if call is not None:

@@ -344,6 +344,7 @@ def _settings(told: RecordedRun, policy: PolicyConfig | None, deadline_s: float)
     return replace(
         policy,
         name=STATIC,
+        objective="carbon",
         gear=None,
         schedule=(),
         tokens=max(told.tokens, 1.0),

@@ -268,7 +268,15 @@ def menu_of(config: PolicyConfig, table: ActionTable, precision: PrecisionConfig
 
 
 def named_policy(name: str, config: PolicyConfig, menu: Menu) -> SchedulePolicy:
-    """Return a policy by its name; settings are those of the configuration."""
+    """Return a policy by its name; settings are those of the configuration.
+
+    Raises:
+        ConfigError: The configuration's plan counts money, of which a simulated grid knows nothing.
+    """
+    if config.weights[1]:
+        raise ConfigError(
+            "policy.objective counts cost, and a simulation knows no prices: set it to carbon to simulate"
+        )
     return CarbonBlind(menu) if name == CARBON_BLIND else open_schedule(replace(config, name=name), menu)
 
 

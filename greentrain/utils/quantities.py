@@ -207,6 +207,16 @@ def power(power_w: float | None) -> str:
     return _scaled(power_w, POWER)
 
 
+def money_units(currency: str) -> Units:
+    """Return the multiples of a currency."""
+    return (1e9, f"G{currency}"), (1e6, f"M{currency}"), (1.0, currency)
+
+
+def money(amount: float | None, currency: str) -> str:
+    """Return a sum of money; below 0 where somebody was paid."""
+    return _scaled(amount, money_units(currency))
+
+
 def intensity(g_per_kwh: float | None) -> str:
     """Return a carbon intensity."""
     return UNKNOWN if g_per_kwh is None else f"{significant(g_per_kwh)} g/kWh"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from greentrain.policy.baselines import CarbonBlind, LowestWindow, StaticSchedule, Threshold
-from greentrain.policy.decision_kernel import DecisionKernel
+from greentrain.policy.decision_kernel import DecisionKernel, above_zero
 from greentrain.policy.menu import OFF, Menu
 from greentrain.policy.mpc import Mpc
 from greentrain.policy.outlook import Outlook, SchedulePolicy
@@ -147,3 +147,14 @@ def test_the_mean_of_an_epoch_ends_with_the_job() -> None:
         epoch_s=3 * HOUR,
     )
     assert seen.epoch_g_per_kwh().tolist() == pytest.approx([(100 + 0.5 * 200) / 1.5, 200.0, 100.0])
+
+
+def test_values_below_zero_are_put_above_it_in_their_order() -> None:
+    values = np.array([[50.0, -500.0, 0.0, -1.0, 30.0, -1e9]])
+    found = above_zero(values)
+    assert (found > 0).all() and np.isfinite(found).all()
+    assert found[0, [0, 4]].tolist() == [50.0, 30.0] or found.min() > 0
+    order = np.argsort(values[0])
+    assert (np.diff(found[0][order]) >= 0).all()
+    plain = np.array([[5.0, 0.0]])
+    assert above_zero(plain) is plain

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Final
 
 from greentrain.carbon.detect import open_signal
+from greentrain.carbon.price import open_price
 from greentrain.carbon.replayed import GridTime
 from greentrain.config.schema import GreenConfig
-from greentrain.control.plan.planner import GridOutlook, PlannedJob, Planner
+from greentrain.control.plan.planner import CostAim, GridOutlook, PlannedJob, Planner
 from greentrain.errors import ConfigError, GreenTrainError
 from greentrain.policy.action_sources import read_actions, table_of_run
 from greentrain.policy.action_table import Action, ActionTable
@@ -56,10 +57,11 @@ class GreenWindow:
             )
         self._config, self._ranks, self._tell = config, ranks, tell
         self._time = GridTime.of(config.carbon, job_unix_s)
-        self._signal = open_signal(config.carbon)
-        begin = getattr(self._signal, "start", None)
-        if begin is not None:
-            begin()
+        self._signal, self._price = open_signal(config.carbon), open_price(config.price)
+        for signal in (self._signal, self._price):
+            begin = getattr(signal, "start", None)
+            if begin is not None:
+                begin()
         self._told = ""
         where = actions or config.policy.actions
         self._planner = None if where is None else self._plan(read_actions(where).table)
@@ -90,10 +92,11 @@ class GreenWindow:
         return None if found is None else max(unix_s, min(found, deadline_s))
 
     def close(self) -> None:
-        """Close the signal."""
-        end = getattr(self._signal, "close", None)
-        if end is not None:
-            end()
+        """Close the signals."""
+        for signal in (self._signal, self._price):
+            end = getattr(signal, "close", None)
+            if end is not None:
+                end()
 
     def _plan(self, table: ActionTable) -> Planner:
         policy = self._config.policy
@@ -107,7 +110,7 @@ class GreenWindow:
                 deadline_s=self._time.grid_s + policy.deadline_h * S_PER_HOUR,
             ),
             time=self._time,
-            grid=GridOutlook(self._signal),
+            grid=GridOutlook(self._signal, aim=CostAim.of(self._config, self._price)),
             menu=menu.with_fp8_share(self._config.precision.fp8_max_share),
             make=lambda scaled: open_schedule(policy, scaled),
             pausable=True,

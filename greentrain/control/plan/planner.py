@@ -18,14 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from greentrain.carbon.forecast import ProfileForecast
+from greentrain.carbon.price import KWH_PER_MWH
 from greentrain.carbon.replayed import GridTime
-from greentrain.config.schema import PolicyConfig
+from greentrain.config.schema import GreenConfig, PolicyConfig
 from greentrain.ledger.pue import Facility
 from greentrain.policy.action_table import Action
 from greentrain.policy.decision_kernel import DecisionKernel
 from greentrain.policy.menu import OFF, Menu
 from greentrain.policy.outlook import Array, Outlook, SchedulePolicy
-from greentrain.types import S_PER_HOUR, CarbonSignal, Gear, PueSource
+from greentrain.types import G_PER_KG, S_PER_HOUR, CarbonPoint, CarbonSignal, Gear, PriceSignal, PueSource
 
 PAST_H: Final = 21 * 24
 """Hours of history that forecasts use: more than three weeks adds nothing (docs/scheduling-benchmarks.md)."""
@@ -63,21 +64,81 @@ class Overhead:
         return np.array(values, dtype=np.float64)
 
 
+class CostAim:
+    """What a plan minimises in the place of grams: money, grams counting by their price; in currency/MWh.
+
+    Args:
+        config: The checked configuration; ``policy.objective`` counts cost.
+        price: Price of electricity in the grid's own time.
+    """
+
+    def __init__(self, config: GreenConfig, price: PriceSignal) -> None:
+        assert config.price is not None
+        carbon, self.of_price = config.policy.weights
+        self.of_g = carbon * (config.price.carbon_per_t or 0.0) / G_PER_KG
+        """Money a MWh for each g/kWh."""
+        self.unit = f"{config.price.currency}/MWh"
+        self._price = price
+        self._forecast = ProfileForecast(self)
+
+    @classmethod
+    def of(cls, config: GreenConfig, price: PriceSignal | None) -> "CostAim | None":
+        """Return the aim of a configuration; None where its plans minimise grams."""
+        return cls(config, price) if price is not None and config.policy.weights[1] else None
+
+    def mean(self, t0_unix_s: float, t1_unix_s: float) -> CarbonPoint:
+        """Return the price of an interval where plans look for an intensity (currency/MWh)."""
+        found = self._price.mean(t0_unix_s, t1_unix_s)
+        value = None if found.per_kwh is None else found.per_kwh * KWH_PER_MWH
+        return CarbonPoint(
+            t0_unix_s=t0_unix_s, t1_unix_s=t1_unix_s, g_per_kwh=value, zone=found.currency, source=found.source
+        )
+
+    def describe(self) -> Mapping[str, str]:
+        """Return what it is, as signals do."""
+        return {"signal": "cost"}
+
+    def forecast(self, t0_unix_s: float, t1_unix_s: float) -> Sequence[CarbonPoint]:
+        """Return the prices that are known ahead, by the hour."""
+        hours = np.arange(t0_unix_s, t1_unix_s, S_PER_HOUR).tolist()
+        return [self.mean(t_s, t_s + S_PER_HOUR) for t_s in hours]
+
+    def weigh(self, g_per_kwh: Array, price: Array) -> Array:
+        """Return the weighted sum, in currency/MWh; what counts nothing need not be known."""
+        return self.of_price * price + (self.of_g * g_per_kwh if self.of_g else 0.0)
+
+    def ahead(self, grid_s: float, edges_s: Array, hours: int) -> tuple[Array, Array]:
+        """Return the prices of the past hours and of those ahead, forecast where nobody knows (currency/MWh).
+
+        Args:
+            grid_s: The moment (s since the epoch, UTC).
+            edges_s: Edges of the past hours.
+            hours: Number of hours ahead.
+        """
+        past = means(self, edges_s)
+        return past, self._forecast.ahead(grid_s, hours, past)
+
+
 class GridOutlook:
     """Asks a signal, in the grid's time, and forecasts what it does not say.
 
     Args:
         signal: The signal.
         overhead: Multiplies every intensity; None: nothing does.
+        aim: Counts money in the place of grams, in what :meth:`at` returns; None: nothing does.
     """
 
     step_s: Final = S_PER_HOUR
     """Spacing of past and forecast (s)."""
 
-    def __init__(self, signal: CarbonSignal, overhead: Overhead | None = None) -> None:
+    def __init__(self, signal: CarbonSignal, overhead: Overhead | None = None, aim: CostAim | None = None) -> None:
         self._signal = signal
-        self._overhead = overhead
+        self._overhead, self._aim = overhead, aim
         self._forecast = ProfileForecast(signal)
+        self.now_g_per_kwh: float | None = None
+        """Intensity of the running hour, as of the last look ahead; None where nobody knows."""
+        self.unit = "g/kWh" if aim is None else aim.unit
+        """Unit of what :meth:`at` returns."""
 
     def at(self, grid_s: float, ahead_s: float) -> tuple[Array, Array]:
         """Return the past hours, oldest first, and the hours ahead, the running one first (g/kWh; NaN: unknown).
@@ -89,6 +150,10 @@ class GridOutlook:
         edges_s = self._past_edges_s(grid_s)
         hours, past = math.ceil(ahead_s / self.step_s), means(self._signal, edges_s)
         ahead = self._forecast.ahead(grid_s, hours, past)
+        self.now_g_per_kwh = float(ahead[0]) if hours and np.isfinite(ahead[0]) else None
+        if self._aim is not None:
+            prices = self._aim.ahead(grid_s, edges_s, hours)
+            past, ahead = self._aim.weigh(past, prices[0]), self._aim.weigh(ahead, prices[1])
         if self._overhead is None:
             return past, ahead
         ahead_edges_s = grid_s + np.arange(hours + 1) * self.step_s
@@ -128,6 +193,7 @@ def means(signal: CarbonSignal, edges_s: NDArray[np.floating[Any]]) -> Array:
     return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
 
 
+GRAMS: Final = "g/kWh"
 RECALIBRATE: Final = 0.02
 """A job that is faster or slower than its table by less keeps its plan: hours of one gear differ as much."""
 MOST_EPOCHS: Final = 500
@@ -144,7 +210,7 @@ class GridForecast(Protocol):
         """Spacing of past and forecast (s)."""
 
     def at(self, grid_s: float, ahead_s: float) -> tuple[Array, Array]:
-        """Return the past and what lies ahead (g/kWh)."""
+        """Return the past and what lies ahead (g/kWh, or what the plan counts in its place)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,8 +366,11 @@ class Planner:
             self._width_s = now_s
         done = bool(seen.tokens_left[0] <= 0)
         reason = "woken by hand" if awake else self._kernel.explain(seen, decided)
+        unit = getattr(self._grid, "unit", GRAMS)
+        if unit != GRAMS:  # what stands for a gram is a thousandth of the currency
+            reason = reason.replace(GRAMS, unit).replace(" g per million", f" m{unit.partition('/')[0]} per million")
         self._row = row
-        now_g = float(seen.now_g_per_kwh[0])
+        now_g = float(seen.now_g_per_kwh[0]) if unit == GRAMS else getattr(self._grid, "now_g_per_kwh", None)
         ahead = self._next_on(seen, barred) if row == OFF and not done else None
         return PlanMessage(
             row=row,
@@ -310,7 +379,7 @@ class Planner:
             reason=reason,
             grid_s=now_s,
             next_s=now_s + self._epoch_s(left_s),
-            g_per_kwh=now_g if math.isfinite(now_g) else None,
+            g_per_kwh=now_g if now_g is not None and math.isfinite(now_g) else None,
             shielded=bool(decided.shielded[0]),
             resume_s=None if ahead is None else ahead[0],
             resume_ranks=None if ahead is None else ahead[1],
@@ -441,6 +510,7 @@ def plan_document(
         "tokens_done": tokens,
         "forecast": grid.basis,
         "with_pue": grid.with_pue,
+        **({} if grid.unit == GRAMS else {"objective": grid.unit}),
         "speed_of_table": planner.scale,
         "hourly_g_per_kwh": or_none(grid.means(edges_s)),
         "past_hourly_g_per_kwh": past,

@@ -37,6 +37,7 @@ from greentrain.config.schema import GreenConfig, WidthConfig
 from greentrain.control.coordination import RankZeroChannel, SyncSchedule, Words
 from greentrain.control.launcher_protocol import Offer
 from greentrain.control.plan.planner import (
+    CostAim,
     GridOutlook,
     Overhead,
     PlanMessage,
@@ -49,7 +50,7 @@ from greentrain.ledger.active_run import ActiveRun
 from greentrain.policy.action_table import Action, ActionCost, ActionTable, MeanWithCI
 from greentrain.policy.menu import Menu
 from greentrain.policy.registry import caution, open_schedule
-from greentrain.types import S_PER_HOUR, CarbonSignal, Gear, Phase
+from greentrain.types import S_PER_HOUR, CarbonSignal, Gear, Phase, PriceSignal
 
 log = logging.getLogger(__name__)
 
@@ -300,6 +301,7 @@ class Schedule:
         run: The run.
         signal: Carbon intensity in the grid's own time.
         grid_time: Clock that maps the machine's time to the grid's.
+        price: Price of electricity in the grid's own time; None: nobody says.
         host: The session.
         actors: Actors that the plan acts through: the controller.
         declared: A table that was declared; None: measure one.
@@ -316,6 +318,7 @@ class Schedule:
         run: ActiveRun,
         signal: CarbonSignal,
         grid_time: GridTime,
+        price: PriceSignal | None = None,
         host: Host,
         actors: Actors,
         declared: ActionTable | None,
@@ -339,7 +342,8 @@ class Schedule:
             start_s=start_s,
             deadline_s=start_s + config.policy.deadline_h * S_PER_HOUR,
         )
-        self._grid = GridOutlook(signal, Overhead.of(run.facility, self.job.start_s, self.job.deadline_s))
+        overhead = Overhead.of(run.facility, self.job.start_s, self.job.deadline_s)
+        self._grid = GridOutlook(signal, overhead, CostAim.of(config, price))
         self.tokens = tokens
         """Tokens that all ranks have trained, earlier parts included; as many on each rank."""
         self.checkpoint_due = False

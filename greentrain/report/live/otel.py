@@ -107,6 +107,7 @@ class Otel:
             (gauge, "phase.error", "1", "Standard error of a phase's energy over it", _phase_errors),
             (gauge, "phase.energy_per_token", "J/{token}", "Energy of a phase over all tokens of the rank", _stages),
             (counter, "emissions", "g", "CO2e of the run", _emissions),
+            (gauge, "cost", "1", "Money for electricity, PUE included", _cost),
             (counter, "steps", "{step}", "Optimizer steps", lambda now: [(now.steps, {})]),
             (counter, "tokens", "{token}", "Tokens of this rank", lambda now: [(now.tokens or None, {})]),
             (counter, "samples", "{sample}", "Samples of this rank", lambda now: [(now.samples or None, {})]),
@@ -184,6 +185,10 @@ def _stages(now: Snapshot) -> Points:
         )
         for use in now.stages
     ]
+
+
+def _cost(now: Snapshot) -> Points:
+    return [(amount, {"currency": currency}) for currency, amount in now.cost.items()]
 
 
 def _emissions(now: Snapshot) -> Points:

@@ -103,6 +103,10 @@ def _carbon(now: Snapshot, job: list[str]) -> "Iterator[Metric]":
     yield _counter("emissions_grams", "CO2e of the run; location and market by GHG scope 2.", grams, (*_JOB, "scope"))
     text = "IT energy whose carbon intensity was not known: in no gram figure."
     yield _counter("unpriced_energy_joules", text, [(job, now.unpriced_j)])
+    money = [([*job, currency], amount) for currency, amount in now.cost.items()]
+    yield _gauge("electricity_cost", "Money for electricity, PUE included.", money, (*_JOB, "currency"))
+    price = [([*job, currency], now.per_kwh) for currency in now.cost]
+    yield _gauge("electricity_price_per_kwh", "Of electricity, last booked.", price, (*_JOB, "currency"))
     grid = [*job, now.zone or "", now.kind or "", now.basis or ""]
     labels = (*_JOB, "zone", "kind", "basis")
     yield _gauge("carbon_intensity_grams_per_kwh", "Of the grid, last booked.", [(grid, now.g_per_kwh)], labels)

@@ -53,6 +53,8 @@ class RankState:
         """What drivers told beside power in it, by device uid and phase (``greentrain.ledger.journal.STATE_KEYS``)."""
         self.carbon: Mapping[str, Any] | None = None
         """Of the last entry: g_per_kwh, zone, kind, basis, source."""
+        self.per_kwh: float | None = None
+        """Price of electricity in the last entry (currency/kWh)."""
         self.pue: tuple[float, str] | None = None
         """PUE of the last entry, and where it is from."""
         self.gear: str | None = None
@@ -153,6 +155,7 @@ class RankState:
     def _entry(self, record: Mapping[str, Any]) -> None:
         self.power_w = self.books.sums.power_w
         self.carbon, self.booked_unix_s = record["carbon"], record["t1"]
+        self.per_kwh = (record.get("price") or {}).get("per_kwh")
         self.pue = (record["pue"], str(record.get("pue_from", "constant")))
         gears = list(record.get("gears", {}))
         if gears and self.gear not in gears:

@@ -106,6 +106,10 @@ class Snapshot:
     """Mid estimate."""
     unpriced_j: float = 0.0
     """Energy whose intensity was not known (J): in no gram figure."""
+    cost: Mapping[str, float] = field(default_factory=dict)
+    """Money for electricity by currency."""
+    per_kwh: float | None = None
+    """Price last booked (currency/kWh)."""
     steps: int = 0
     tokens: int = 0
     samples: int = 0
@@ -227,6 +231,8 @@ def snapshot_of(
         market_g=None if market is None or not rank.energy_j else totals.facility_j / J_PER_KWH * market,
         embodied_g=rank.embodied_g,
         unpriced_j=totals.unpriced_j,
+        cost=totals.cost,
+        per_kwh=rank.per_kwh,
         steps=totals.steps,
         tokens=totals.tokens,
         samples=totals.samples,

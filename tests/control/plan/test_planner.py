@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from greentrain.carbon.constant import ConstantSignal
 from greentrain.carbon.replayed import GridTime
-from greentrain.config.schema import PolicyConfig
+from greentrain.config.schema import GreenConfig, PolicyConfig
 from greentrain.control.plan.planner import (
     MEMORY,
     MOST_EPOCHS,
     RECALIBRATE,
+    CostAim,
     GridOutlook,
     PlanMessage,
     PlannedJob,
@@ -26,7 +28,7 @@ from greentrain.policy.menu import OFF, Menu
 from greentrain.policy.mpc import Mpc
 from greentrain.policy.outlook import Array, Choice, Outlook
 from greentrain.policy.registry import open_schedule
-from greentrain.types import Gear
+from greentrain.types import Gear, PricePoint
 
 T0_S = 1_654_041_600.0
 H = 3600.0
@@ -451,3 +453,57 @@ def test_the_hours_of_a_job_end_at_its_deadline() -> None:
     assert told["rows"][1] == {"name": "bf16", "tokens_per_s": 100.0, "power_w": 500.0, "width": 1}
     free = plan_document(planner(1e6), policy="mpc", grid=GridOutlook(Rising()), past=[], tokens=0.0)
     assert free["held"] is False and json.dumps(free)
+
+
+# -- money in the place of grams ---------------------------------------------------------------------------------------
+
+
+class Nights:
+    """-1 EUR a MWh in the first half of every day and 5 in the second."""
+
+    def mean(self, t0_unix_s: float, t1_unix_s: float) -> PricePoint:
+        paid = (t0_unix_s - T0_S) % (24 * H) < 12 * H
+        times = {"t0_unix_s": t0_unix_s, "t1_unix_s": t1_unix_s}
+        return PricePoint(per_kwh=-0.001 if paid else 0.005, currency="EUR", source="test", **times)
+
+
+def aim(objective: Any, carbon_per_t: float | None = None) -> CostAim:
+    price = {"per_kwh": 1.0, "carbon_per_t": carbon_per_t}
+    found = CostAim.of(GreenConfig.load({"price": price, "policy": {"objective": objective}}), Nights())
+    assert found is not None
+    return found
+
+
+def test_a_plan_of_cost_sees_prices_and_one_of_both_their_sum_in_money() -> None:
+    signal = ConstantSignal(300.0, zone="test", source="test")
+    grid = GridOutlook(signal, aim=aim("cost"))
+    past, ahead = grid.at(T0_S, 24 * H)
+    assert ahead.tolist() == pytest.approx([-1.0] * 12 + [5.0] * 12) and len(past) == 21 * 24
+    assert grid.unit == "EUR/MWh" and grid.now_g_per_kwh == 300.0
+    both = GridOutlook(signal, aim=aim({"carbon": 2.0, "cost": 1.0}, carbon_per_t=100.0))
+    assert both.at(T0_S, 24 * H)[1] == pytest.approx(ahead + 2.0 * 0.3 * 100.0)
+    assert CostAim.of(GreenConfig(), Nights()) is None
+
+
+@pytest.mark.parametrize("name", ["threshold", "lowest_window", "mpc", "carbongear"])
+def test_every_policy_plans_money_and_trains_where_it_is_paid_for(name: str) -> None:
+    signal = ConstantSignal(300.0, zone="test", source="test")
+    config = PolicyConfig(name=name, tokens=150.0 * 10 * H, deadline_h=24.0, decide_s=H)
+    plan = Planner(
+        config,
+        job=PlannedJob(tokens=150.0 * 10 * H, start_s=T0_S, deadline_s=T0_S + 24 * H),
+        time=GridTime(unix_s=0.0, grid_s=T0_S),
+        grid=GridOutlook(signal, aim=aim("cost")),
+        menu=menu(),
+        make=lambda scaled: open_schedule(config, scaled),
+        pausable=True,
+    )
+    words = run(plan, 150.0)
+    on = [word.action is not None for word in words[:-1]]
+    assert all(on) and len(on) == 10  # the ten hours of least price, each flat out
+    fastest = "fp8" if name in ("mpc", "carbongear") else "bf16"  # the others have one row, the usual training
+    assert {str(word.action) for word in words[:-1]} == {fastest}
+    assert all("g/kWh" not in word.reason and " g per million" not in word.reason for word in words)
+    assert words[0].g_per_kwh == 300.0
+    told = plan_document(plan, policy=name, grid=GridOutlook(signal, aim=aim("cost")), past=[], tokens=0.0)
+    assert told["objective"] == "EUR/MWh" and set(told["hourly_g_per_kwh"]) == {300.0}
