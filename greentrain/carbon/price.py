@@ -23,7 +23,7 @@ from greentrain.errors import ConfigError
 from greentrain.types import CarbonKind, PricePoint, PriceSignal
 from greentrain.utils.background import BackgroundWork
 from greentrain.utils.imports import try_import
-from greentrain.utils.never_raise import once, warn, warn_experimental
+from greentrain.utils.never_raise import once, warn
 
 KWH_PER_MWH: Final = 1000.0
 PRICE: Final = Column(
@@ -182,7 +182,7 @@ _AGAIN_S: Final = 3600.0
 class EntsoePrices:
     """Day-ahead prices of a bidding zone from ENTSO-E's Transparency Platform, through entsoe-py.
 
-    Experimental: it ran on answers in the platform's form, never on the platform (docs/status.md).
+    It ran on answers in the platform's form, never on the platform (docs/status.md).
 
     Args:
         zone: Bidding zone as entsoe-py names it, such as ``DE_LU``.
@@ -203,7 +203,6 @@ class EntsoePrices:
         self._work: BackgroundWork | None = None
         source = f"ENTSO-E Transparency Platform, day-ahead prices of {zone}"
         self._price = Price(currency=currency, source=source, of=self._of)
-        warn_experimental("price.signal entsoe", "it never asked ENTSO-E's platform")
 
     def start(self) -> None:
         """Begin to ask, in a thread."""

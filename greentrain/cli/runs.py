@@ -44,6 +44,35 @@ def alerts(out: OutOption = None) -> None:
     _give("alerts.yaml", out)
 
 
+event = typer.Typer(name="event", help="What a running job should obey.", no_args_is_help=True)
+
+
+@event.command()
+def power(
+    run: Annotated[Path, typer.Argument(help="Folder of the running job.", autocompletion=complete.run_folders)],
+    hours: Annotated[float, typer.Option(help="For how long.")],
+    percent: Annotated[float | None, typer.Option(help="At most this share of the power limits found.")] = None,
+    power_w: Annotated[float | None, typer.Option(help="At most this many watts, of all GPUs of the job.")] = None,
+    start: Annotated[str | None, typer.Option(help="From when on (ISO 8601 with offset); now by default.")] = None,
+    reason: Annotated[str, typer.Option(help="Reason, for the journal.")] = "",
+) -> None:
+    """Ask a running job for less power for a time; it needs actuators.demand."""
+    from greentrain.control.demand import FOLDER, PowerEvent
+    from greentrain.ledger.journal import RUN_JSON
+    from greentrain.types import iso
+    from greentrain.utils.files import write_json
+
+    told = {"percent": percent, "power_w": power_w, "hours": hours, "start": start, "reason": reason or None}
+    found = {key: value for key, value in told.items() if value is not None}
+    asked = PowerEvent.of(found, "the event", time.time())
+    if not (run / RUN_JSON).is_file():
+        raise ConfigError(f"{run} is no run folder: it holds no {RUN_JSON}")
+    path = run / FOLDER / f"power-{time.time_ns()}.json"
+    path.parent.mkdir(exist_ok=True)
+    write_json(path, found)
+    console().print(f"{path}: until {iso(asked.end_s)}; remove it to end it before", markup=False, highlight=False)
+
+
 def report(
     runs: Annotated[
         list[Path] | None,

@@ -119,6 +119,17 @@ POWER_PROFILES = {name: bit for bit, name in enumerate(_PROFILES)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DemandConfig:
+    """Obey events that allow less power for a time: ``greentrain event power``, or files in the run's ``events``."""
+
+    dir: str | None = None
+    """Folder whose files are events too, for all jobs that watch it; None: the run's own alone."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "actuators.demand")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ActuatorsConfig:
     """What a plan may do to the run, beside its gears."""
 
@@ -145,6 +156,8 @@ class ActuatorsConfig:
     """Memory clock to lock the run's GPUs at (MHz), one that they support; None: it is left alone."""
     daemon: Annotated[str, Choice(("auto", "off"))] = "auto"
     """``auto``: ``greentrain daemon`` sets what this process may not, where it runs; ``off``: it is not asked."""
+    demand: DemandConfig | None = None
+    """None: events are not looked for. An empty section ``{}`` takes the defaults."""
 
     def __post_init__(self) -> None:
         check_fields(self, "actuators")

@@ -16,8 +16,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from greentrain.carbon.replayed import GridTime
-from greentrain.config.schema import ActuatorsConfig, GreenConfig
+from greentrain.config.schema import ActuatorsConfig, GreenConfig, PowerCapConfig
 from greentrain.control.coordination import RankZeroChannel, SyncSchedule, Words
+from greentrain.control.demand import DemandResponse
 from greentrain.control.launcher_protocol import LauncherFiles, Offer
 from greentrain.errors import ConfigError, SessionError
 from greentrain.ledger.active_run import ActiveRun
@@ -82,7 +83,10 @@ class GpuLimits:
         for sentence in driver.repair():
             warn(sentence)
         asks = config.power_profiles is not None or config.memory_mhz is not None
-        if config.power_cap is None and config.clocks is None and not asks:
+        caps = config.power_cap
+        if caps is None and config.demand is not None and sys.platform != "win32":
+            caps = PowerCapConfig(fractions=(FULL,))
+        if caps is None and config.clocks is None and not asks:
             return cls()
         if sys.platform == "win32":
             raise ConfigError(
@@ -91,8 +95,8 @@ class GpuLimits:
             )
         one = guardian.Guardian(ask_daemon=config.daemon == "auto")
         cap, limit, control = None, None, None
-        if config.power_cap is not None:
-            cap = power_cap.open_power_cap(config.power_cap, topology, warn, guardian=one)
+        if caps is not None:
+            cap = power_cap.open_power_cap(caps, topology, warn, guardian=one)
         if config.clocks is not None:
             limit = clocks.open_clocks(config.clocks, topology, warn, guardian=one)
             control = stall.StallControl(config.clocks)
@@ -123,6 +127,15 @@ class GpuLimits:
         if self.power_cap is not None:
             self._changed = self._changed or fraction != self.power_cap.fraction
             self.power_cap.apply(fraction, at_once=at_once)
+
+    def ceiling(self, share: float) -> float | None:
+        """Let no limit be above a share of what was found from now on.
+
+        Returns:
+            The share that holds now, the least that the cards take where that is more; None: none can be set.
+        """
+        self._changed = True
+        return None if self.power_cap is None else self.power_cap.limit(share)
 
     @never_raises
     def look(self, entry: LedgerEntry | None, *, profiling: bool = False) -> str | None:
@@ -485,6 +498,7 @@ class Controller:
         self._shifted_s: float | None = None
         self._grid: tuple[CarbonSignal, GridTime] | None = None
         self._price: PriceSignal | None = None
+        self._demand: DemandResponse | None = None
         self._schedule: Schedule | None = None
         self._saved: Mapping[str, Any] | None = None
         self._declared: ActionTable | None = None
@@ -545,6 +559,14 @@ class Controller:
         self._ranks = run.topology.world_size
         self.gpu_limits = GpuLimits.open(self._config.actuators, run.topology, run.warn)
         self.gpu_limits.tell(self._host.mark)
+        demand = self._config.actuators.demand
+        self._demand = (
+            None
+            if demand is None
+            else DemandResponse(
+                run, self.gpu_limits, extra=demand.dir, pauses=self._plans and self._config.actuators.pause
+            )
+        )
         self._profiling.started(self.gpu_limits)
         launcher = self._who_launched()
         if launcher is not None:
@@ -584,6 +606,8 @@ class Controller:
             run.event("clock", changed)
         if self.preemption is not None:
             never_raises(self.preemption.look)()
+        if self._demand is not None and never_raises(self._demand.look)() and self._schedule is not None:
+            self._schedule.decide_again()
 
     def watch(self, model: Any, optimizer: Any, scaler: Any) -> Callable[[], None] | None:
         """Give a model its gears, until the run is closed.
@@ -762,6 +786,8 @@ class Controller:
 
     def vetoes(self) -> Mapping[Gear, str]:
         """Return the gears that must not be used now, and why."""
+        if self._demand is not None and self._demand.veto:
+            return dict.fromkeys(Gear, self._demand.veto)
         return {} if self._gears is None else {**self._gears.vetoes, **self._gears.barred}
 
     def measure(self, steps: float) -> None:

@@ -257,6 +257,11 @@ class SyncSchedule:
 
     # -- when to look again ----------------------------------------------------------------------------------------
 
+    def look_now(self) -> None:
+        """Look at the end of the next step, on a rank that is alone; several look when rank 0 has said they would."""
+        if self._channel.alone:
+            self._look = 0
+
     def restart(self) -> None:
         """Measure step times from here on: what was before was no training."""
         self._step_s = self.step_s

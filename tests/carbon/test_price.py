@@ -1,7 +1,6 @@
 """What a kWh costs, whoever says so; the figures here are computed by hand."""
 
 import sys
-import warnings
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -154,9 +153,7 @@ def entsoe(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], EntsoePrices]:
         module = ModuleType("entsoe")
         module.EntsoePandasClient = EntsoePandasClient  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "entsoe", module)
-        with warnings.catch_warnings():  # that it is experimental is said once a process
-            warnings.filterwarnings("ignore", message=".*experimental")
-            found = EntsoePrices("DE_LU", currency="EUR", key=Secret("secret"))
+        found = EntsoePrices("DE_LU", currency="EUR", key=Secret("secret"))
         found.start()
         assert found._work is not None
         found._work.ask(30.0)

@@ -127,7 +127,7 @@ class PowerCap(GpuSetting):
         self._cards = [CappedGpu(knobs) for knobs in opened.gpus]
         self._dwell_s = dwell_s
         self._clock = clock
-        self._fraction = FULL
+        self._fraction = self._wanted = self._ceiling = FULL
         self._unsure = False
         """True: a limit could not be put back, so what is set is not what ``fraction`` says."""
         self._changed_s: float | None = None
@@ -159,7 +159,22 @@ class PowerCap(GpuSetting):
             True if the limits are now those (a change too small to be worth it counts as made); False if they could
             not be set within a second, which is said once, or it is too soon after the last change.
         """
-        return self._change(lambda: self._apply(fraction, at_once))
+        self._wanted = fraction
+        return self._change(lambda: self._apply(min(fraction, self._ceiling), at_once))
+
+    def limit(self, share: float) -> float | None:
+        """Let no limit be above a share of what was found from now on, or the least that all cards take.
+
+        Args:
+            share: At most this; 1.0: what was wanted holds again.
+
+        Returns:
+            The share that holds now; None where it could not be set within a second.
+        """
+        lowest = max(math.ceil(card.range.min_mw / 1000) * 1000 / card.range.base_mw for card in self._cards)
+        self._ceiling = FULL if share >= FULL else max(share, lowest)
+        done = self._change(lambda: self._apply(min(self._wanted, self._ceiling), True))
+        return self._ceiling if done else None
 
     def _level(self) -> float:
         return self._fraction

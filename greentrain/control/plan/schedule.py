@@ -355,7 +355,7 @@ class Schedule:
         self._table: ActionTable | None = None
         self._rested: tuple[float, float] | None = None
         self._heard: Mapping[str, Any] | None = None
-        self._pausing = self._closed = False
+        self._pausing = self._closed = self._again = False
         self._pausable, self._weigh_s = True, 0.0
         self._at = (0, self.tokens, elapsed_s())
         self._past: list[float | None] = []
@@ -472,6 +472,11 @@ class Schedule:
         """End a pause by hand, from any thread."""
         self._pause.wake()
 
+    def decide_again(self) -> None:
+        """Decide at rank 0's next look, from any thread: what may be used has changed."""
+        self._again = True
+        self._sync.look_now()
+
     def close(self) -> None:
         """The run is over: tell it what the plan knew. Idempotent."""
         self._closed = True
@@ -511,7 +516,7 @@ class Schedule:
 
     def _due(self) -> bool:
         """Return whether it is time to decide; rank 0's answer counts."""
-        return self._message is None or self._sync.is_due(self._elapsed_at(self._message.next_s))
+        return self._again or self._message is None or self._sync.is_due(self._elapsed_at(self._message.next_s))
 
     def _elapsed_at(self, grid_s: float) -> float:
         """Return when a time of the grid comes, as things are now, in the time that never jumps (s)."""
@@ -519,6 +524,7 @@ class Schedule:
 
     def _decide(self, awake: bool = False) -> PlanMessage | None:
         """Return the decision of rank 0; None on the others."""
+        self._again = False
         if self.planner is None:
             return None
         action = None if self._message is None else self._message.action

@@ -35,6 +35,7 @@ ALERTS = FILES.joinpath("alerts.yaml").read_text(encoding="utf-8")
 RULES = {rule["alert"]: rule for group in yaml.safe_load(ALERTS)["groups"] for rule in group["rules"]}
 BUSY = state_figures([{"util_s": 10.0, "sm_s": 9.0, "memory_s": 4.0, "temp_s": 1.0, "c_s": 61.0, "max_c": 61.0}])
 FULL = Snapshot(
+    cost={"EUR": 1.0}, per_kwh=0.3,
     run_id="full", name="full", rank=0, world_size=2, host="h", t_unix_s=1.0, booked_unix_s=1.0, duration_s=1.0,
     devices=(
         DeviceNow(uid="g", name="G", kind="gpu", provenance="measured", energy_j=1.0, power_w=1.0, limit_share=0.8,

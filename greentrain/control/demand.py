@@ -1,0 +1,183 @@
+"""Demand response: at most X % of the power, or W, for a time. Files say so; rank 0 decides, all ranks obey.
+
+::
+
+    free --an event begins--> limited (the strictest of all that hold) --its end, or its file is gone--> free
+
+An event is a JSON or YAML file in the run's folder ``events``, or in ``actuators.demand.dir``, put there by a rename
+(``greentrain event power`` does). It is looked for once a second by the thread that books, never in the training's. A
+power limit answers it at once. What the cards cannot do, or nobody may set, a plan answers by a pause at the next step.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from greentrain.control.coordination import RankZeroChannel
+from greentrain.errors import ConfigError
+from greentrain.ledger.active_run import ActiveRun
+from greentrain.types import S_PER_HOUR, iso
+from greentrain.utils.topology import job_store
+from greentrain.utils.validation import bound, moment
+from greentrain.utils.yaml_file import read
+
+FOLDER: Final = "events"
+FULL: Final = 1.0
+_KEYS: Final = {"percent", "power_w", "start", "hours", "reason"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PowerEvent:
+    """What somebody asks for."""
+
+    start_s: float
+    """Start (s since the epoch, UTC)."""
+    end_s: float
+    percent: float | None = None
+    """At most this share of the power limits that were found (%)."""
+    power_w: float | None = None
+    """At most this, of all GPUs of the job (W)."""
+    reason: str = ""
+
+    @classmethod
+    def of(cls, data: Any, where: str, written_s: float) -> "PowerEvent":
+        """Return the event that a file says.
+
+        Args:
+            data: The content: percent or power_w, hours, and where told start (ISO 8601) and reason.
+            where: Name of the file, for the message.
+            written_s: When it was written (s since the epoch), its start where it tells none.
+
+        Raises:
+            ConfigError: A key is unknown, missing or out of bounds.
+        """
+        if not isinstance(data, Mapping) or not data.keys() <= _KEYS:
+            raise ConfigError(f"{where} is no event; its keys are {', '.join(sorted(_KEYS))}")
+        percent, power_w, hours = (data.get(key) for key in ("percent", "power_w", "hours"))
+        if (percent is None) == (power_w is None) or hours is None:
+            raise ConfigError(f"{where} needs hours, and either percent or power_w")
+        for key, value, most in (("percent", percent, 100.0), ("power_w", power_w, 1e9), ("hours", hours, 24.0 * 366)):
+            if value is not None:
+                if isinstance(value, bool) or not isinstance(value, int | float):
+                    raise ConfigError(f"{where}: {key} is {value!r:.40}; write a number")
+                bound(f"{where}: {key}", value, 0.0, most)
+        start = data.get("start")
+        start_s = written_s if start is None else moment(f"{where}: start", str(start)).timestamp()
+        end_s = start_s + hours * S_PER_HOUR
+        return cls(start_s=start_s, end_s=end_s, percent=percent, power_w=power_w, reason=str(data.get("reason") or ""))
+
+    def share(self, limit_w: float | None) -> float:
+        """Return the most that it allows, as a share of the limits found; watts without limits to compare with: 0."""
+        if self.percent is not None:
+            return self.percent / 100
+        return min(FULL, (self.power_w or 0.0) / limit_w) if limit_w else 0.0
+
+
+class Limits(Protocol):
+    """What sets power limits: ``greentrain.control.controller.GpuLimits``."""
+
+    @property
+    def limit_w(self) -> float | None:
+        """Limits found of this process's GPUs (W)."""
+
+    def ceiling(self, share: float) -> float | None:
+        """Let no limit be above a share from now on; return what holds now, None: none can be set yet, or at all."""
+
+
+class DemandResponse:
+    """Obeys events in one process of a run.
+
+    Args:
+        run: The run.
+        limits: Power limits of this process.
+        extra: Folder that is watched beside the run's own; None: none.
+        pauses: Whether a plan can pause the job.
+    """
+
+    def __init__(self, run: ActiveRun, limits: Limits, *, extra: str | None, pauses: bool) -> None:
+        self._run, self._limits, self._pauses = run, limits, pauses
+        self._folders = [run.folder / FOLDER, *([Path(extra)] if extra else [])]
+        self._known: dict[Path, tuple[tuple[int, int], PowerEvent | None]] = {}
+        self._channel: RankZeroChannel | None = None
+        self._nth = 1
+        self._now: tuple[float, str] = (FULL, "")
+        self._holds: float | None = FULL
+        self.veto = ""
+        """Why the job must stand still now; empty: it need not."""
+
+    def look(self) -> bool:
+        """Look for events, and obey; about once a second. Returns True where the plan has to be made anew."""
+        place = self._run.topology
+        if self._channel is None and (place.world_size == 1 or job_store() is not None):
+            self._channel = RankZeroChannel(f"{self._run.run_id}/demand", place)
+        said = self._decided() if place.rank == 0 else self._heard()
+        if said is None or (said == self._now and self._holds == said[0]):
+            return False
+        changed, (share, why), self._now = said != self._now, said, said
+        before, self._holds = self._holds, self._limits.ceiling(share)
+        kept = self._holds is not None and self._holds <= share + 1e-9
+        veto = "" if share >= FULL or kept or not self._pauses else f"a power event allows {share:.0%}: {why}"
+        if not changed and self._holds == before and veto == self.veto:
+            return False
+        again, self.veto = veto != self.veto or changed, veto
+        self._tell(share, why, kept=kept)
+        return again
+
+    def _tell(self, share: float, why: str, *, kept: bool) -> None:
+        text = "no power event holds any more" if share >= FULL else f"at most {share:.0%} of the power limits: {why}"
+        if share < FULL and not kept:
+            held = "no limit can be set" if self._holds is None else f"the cards take no less than {self._holds:.0%}"
+            text += f"; {held}, so " + ("the job pauses" if self.veto else "it is not obeyed in full")
+        self._run.event("power", text, share=share, holds=self._holds, paused=bool(self.veto))
+        if share < FULL and not kept and not self.veto:
+            self._run.warn(f"a power event is not obeyed: {text}")
+
+    def _decided(self) -> tuple[float, str] | None:
+        """Return what holds now, the strictest of all, and tell the other ranks where it has changed."""
+        now_s, limit_w = self._run.unix_s(), self._limits.limit_w
+        job_w = None if limit_w is None else limit_w * self._run.topology.world_size
+        holding = [event for event in self._events() if event.start_s <= now_s < event.end_s]
+        strictest = min(holding, key=lambda event: event.share(job_w), default=None)
+        said = (FULL, "")
+        if strictest is not None:
+            share = round(strictest.share(job_w), 6)
+            said = share, f"until {iso(strictest.end_s)}" + (strictest.reason and f", {strictest.reason}")
+        if said != self._now and self._run.topology.world_size > 1:
+            if self._channel is None:
+                return said  # alone for now: the others have no way to hear yet, and see their limits as they are
+            self._channel.post(self._nth, {"share": said[0], "why": said[1]})
+            self._nth += 1
+        return said
+
+    def _heard(self) -> tuple[float, str] | None:
+        found: tuple[float, str] | None = self._now
+        while self._channel is not None and (message := self._channel.heard(self._nth)) is not None:
+            self._nth += 1
+            found = float(message["share"]), str(message["why"])
+        return found
+
+    def _events(self) -> Sequence[PowerEvent]:
+        seen: dict[Path, tuple[tuple[int, int], PowerEvent | None]] = {}
+        for folder in self._folders:
+            for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+                if path.suffix not in (".json", ".yaml", ".yml") or path.name.startswith("."):
+                    continue
+                try:
+                    stat = path.stat()
+                    key = stat.st_mtime_ns, stat.st_size
+                    known = self._known.get(path)
+                    seen[path] = (
+                        known if known is not None and known[0] == key else (key, self._read(path, stat.st_mtime))
+                    )
+                except OSError:
+                    continue
+        self._known = seen
+        return [event for _, event in seen.values() if event is not None]
+
+    def _read(self, path: Path, written_s: float) -> PowerEvent | None:
+        try:
+            return PowerEvent.of(read(path, "power event"), str(path), written_s)
+        except ConfigError as error:
+            self._run.warn(f"a power event is left out: {error}")
+            return None
