@@ -198,7 +198,9 @@ def test_defaults_and_empty_sections_are_right() -> None:
     assert _agree({}) and _agree(plain(GreenConfig())) and _agree(None)
     assert _agree({name: None for name in SCHEMA["properties"]})
     full: dict[str, Any] = {
-        "actuators": {"power_cap": {}, "clocks": {}, "width": {}},
+        "actuators": {"power_cap": {}, "clocks": {}, "width": {}, "demand": {}},
+        "price": {"per_kwh": 0.3},
+        "water": {},
         "export": {"prometheus": {}, "otel": {}},
     }
     assert _agree(full) and _agree(plain(GreenConfig.load(full)))
@@ -296,7 +298,7 @@ def test_what_is_shown_can_be_loaded(config: Mapping[str, Any]) -> None:
     assert text.startswith(HEADER)
     for key in LEAVES:
         section = key.split(".")[-2]
-        if section not in ("power_cap", "clocks", "width", "prometheus", "otel"):
+        if section not in ("power_cap", "clocks", "width", "demand", "prometheus", "otel", "price", "water"):
             assert f"{key.split('.')[-1]}: " in text, key
 
 

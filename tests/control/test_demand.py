@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed
 from typer.testing import CliRunner
 
 from greentrain import GreenSession
@@ -151,9 +153,7 @@ def test_a_wrong_event_is_left_out_with_one_warning(tmp_path: Path, event: Any) 
 
 
 def test_rank_zero_decides_and_the_others_do_as_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch.distributed import HashStore
-
-    store = HashStore()
+    store = torch.distributed.distributed_c10d.HashStore()  # type: ignore[attr-defined]
     monkeypatch.setattr("greentrain.control.demand.job_store", lambda: store)
     monkeypatch.setattr("greentrain.control.coordination.job_store", lambda: store)
     put(tmp_path, "a.json", power_w=700, hours=1, start=START)  # of two ranks with 700 W each
@@ -198,8 +198,10 @@ def test_thirty_percent_less_within_five_seconds_and_back(green: tuple[Any, Gree
     path.unlink()
     until(lambda: fake.state(0).power_limit_w == 600.0)
 
+    folder = session.folder
+
     def events() -> list[dict[str, Any]]:
-        records = read_journal(session.folder / "rank-00000.jsonl")
+        records = read_journal(folder / "rank-00000.jsonl")
         return [record for record in records if record.get("name") == "power"]
 
     until(lambda: len(events()) == 2)

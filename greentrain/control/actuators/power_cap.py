@@ -159,8 +159,9 @@ class PowerCap(GpuSetting):
             True if the limits are now those (a change too small to be worth it counts as made); False if they could
             not be set within a second, which is said once, or it is too soon after the last change.
         """
-        self._wanted = fraction
-        return self._change(lambda: self._apply(min(fraction, self._ceiling), at_once))
+        if 0.0 < fraction <= FULL:
+            self._wanted, fraction = fraction, min(fraction, self._ceiling)
+        return self._change(lambda: self._apply(fraction, at_once))
 
     def limit(self, share: float) -> float | None:
         """Let no limit be above a share of what was found from now on, or the least that all cards take.

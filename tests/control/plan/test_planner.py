@@ -463,8 +463,13 @@ class Nights:
 
     def mean(self, t0_unix_s: float, t1_unix_s: float) -> PricePoint:
         paid = (t0_unix_s - T0_S) % (24 * H) < 12 * H
-        times = {"t0_unix_s": t0_unix_s, "t1_unix_s": t1_unix_s}
-        return PricePoint(per_kwh=-0.001 if paid else 0.005, currency="EUR", source="test", **times)
+        return PricePoint(
+            t0_unix_s=t0_unix_s,
+            t1_unix_s=t1_unix_s,
+            per_kwh=-0.001 if paid else 0.005,
+            currency="EUR",
+            source="test",
+        )
 
 
 def aim(objective: Any, carbon_per_t: float | None = None) -> CostAim:
