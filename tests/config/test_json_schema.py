@@ -319,7 +319,9 @@ def _comments(text: str) -> dict[str, str]:
 
 def test_what_is_shown_names_every_bound_and_choice() -> None:
     config: dict[str, Any] = {
-        "actuators": {"power_cap": {}, "clocks": {}, "width": {}},
+        "actuators": {"power_cap": {}, "clocks": {}, "width": {}, "demand": {}},
+        "price": {"per_kwh": 0.3},
+        "water": {},
         "export": {"prometheus": {}, "otel": {}},
     }
     comments = _comments(commented_yaml(GreenConfig.load(config)))

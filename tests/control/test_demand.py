@@ -153,7 +153,7 @@ def test_a_wrong_event_is_left_out_with_one_warning(tmp_path: Path, event: Any) 
 
 
 def test_rank_zero_decides_and_the_others_do_as_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = torch.distributed.distributed_c10d.HashStore()  # type: ignore[attr-defined]
+    store: Any = torch.distributed.HashStore()  # type: ignore[attr-defined]
     monkeypatch.setattr("greentrain.control.demand.job_store", lambda: store)
     monkeypatch.setattr("greentrain.control.coordination.job_store", lambda: store)
     put(tmp_path, "a.json", power_w=700, hours=1, start=START)  # of two ranks with 700 W each

@@ -21,6 +21,7 @@ def session(tmp_path: Path, export: dict[str, Any], meter: Any = None, **more: A
     sections = {name: more.pop(name, {}) for name in ("run", "carbon", "precision", "policy")}
     config = {
         **sections,
+        "price": more.pop("price", None),
         "run": {"dir": str(tmp_path / "runs"), "report": False, "book_s": 0.2, **sections["run"]},
         "power": {"sample_s": 0.02},
         "export": export,
@@ -39,7 +40,7 @@ def planned(tmp_path: Path, export: dict[str, Any], meter: Any = None) -> GreenS
     }  # fmt: skip
     gears = {"gears": ["bf16", "fp8"], "probe_every": 0}
     carbon = {"market_g_per_kwh": 50.0}
-    return session(tmp_path, export, meter, policy=policy, precision=gears, carbon=carbon)
+    return session(tmp_path, export, meter, policy=policy, precision=gears, carbon=carbon, price={"per_kwh": 0.3})
 
 
 def page(port: int, token: str | None = None) -> str:
