@@ -4,6 +4,7 @@ Inside the package a price is in currency/kWh, as in estimates; markets and thei
 below 0. What nobody knows is None, never 0.
 """
 
+import importlib
 import itertools
 import math
 import re
@@ -195,10 +196,10 @@ class EntsoePrices:
 
     def __init__(self, zone: str, *, currency: str, key: Secret) -> None:
         with try_import("price") as imports:
-            import pandas as pd
             from entsoe import EntsoePandasClient
         imports.check()
-        self._timestamp, self._client = pd.Timestamp, EntsoePandasClient(key.reveal(), retry_count=1, timeout=30)
+        pandas: Any = importlib.import_module("pandas")  # of entsoe-py, which takes no other times
+        self._timestamp, self._client = pandas.Timestamp, EntsoePandasClient(key.reveal(), retry_count=1, timeout=30)
         self._zone, self._series, self._warn = zone, Series(), once(warn)
         self._work: BackgroundWork | None = None
         source = f"ENTSO-E Transparency Platform, day-ahead prices of {zone}"
