@@ -391,6 +391,7 @@ class ActiveRun:
         self._lock = threading.Lock()  # of the curves; never taken by a signal handler, nor while a file is written
         self._windows: deque[Callable[[], None]] = deque(maxlen=MOST_ALIKE)
         """Asked for, and not known yet."""
+        self._files: dict[str, Callable[[], Mapping[str, Any] | None]] = {}
         self._books_ident = 0
         self._warned: set[str] = set()
         self._told: dict[str, int] = {}
@@ -659,6 +660,17 @@ class ActiveRun:
             self._facts_new = True
             self._journal.flush(0)
 
+    def leave(self, name: str, make: Callable[[], Mapping[str, Any] | None]) -> None:
+        """Write a file beside run.json, on rank 0; a fault in it is a warning.
+
+        Args:
+            name: Name of the file.
+            make: Returns what it holds, or None for no file; called in the thread of the journal.
+        """
+        if self._run_json:
+            self._files[name] = make
+            self._journal.flush(0)
+
     def book_now(self, wait_s: float = SAVE_S) -> None:
         """Bring books and journal up to what the sensors have said: before a checkpoint, at SIGTERM. Never raises.
 
@@ -857,6 +869,14 @@ class ActiveRun:
                 write_json(path, self._run_json)
             except OSError as error:
                 self.event("warning", f"cannot write {path} ({error.strerror})")
+        while self._files:
+            name, make = self._files.popitem()
+            try:
+                made = make()
+                if made is not None:
+                    write_json(self.folder / name, made)
+            except Exception as error:  # it is of use, and no part of the books
+                self.event("warning", f"cannot write {self.folder / name} ({error})")
         now_s = self._clock.monotonic_s()
         if now_s >= self._next_peers_s:
             self._next_peers_s = now_s + max(PEERS_S, PEER_COST_S * self.topology.world_size)

@@ -174,6 +174,7 @@ def is_finished(journal: Path) -> bool:
     return record.get("kind") == "close" and record.get("reason") == "finished"
 
 
+PLAN: Final = "plan.json"
 ESTIMATE: Final = "estimate.json"
 """What was estimated before the run: copied from ``run.estimate``, or by ``greentrain estimate --into RUN``."""
 _KERNELS: Final = ("ipykernel_launcher.py", "colab_kernel_launcher.py")

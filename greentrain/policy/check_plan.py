@@ -165,7 +165,7 @@ class _Check:
                 self.used["nodes", form[0]][t] += row["nodes"]
                 self.used["watts", place][t] += row["power_w"]
                 step = row["tokens_per_s"] * self.length[t]
-                share = min(Fraction(1), (job["tokens"] - done) / step)
+                share = min(Fraction(1), (job["tokens"] - done) / step) if step else Fraction(1)
                 done, grams = done + step, grams + share * row["power_w"] * self.gram_per_w(place, t)
         _need(
             late or done >= job["tokens"] * (1 - NEAR),

@@ -601,6 +601,9 @@ class StandIn:
     def know(self, **facts: Any) -> None:
         self.heard.append(("know", facts))
 
+    def leave(self, name: str, make: Any) -> None:
+        self.heard.append(("leave", name))
+
     def close(self, reason: str) -> None:
         self.heard.append(("close", reason))
 

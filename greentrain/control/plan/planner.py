@@ -23,9 +23,11 @@ from greentrain.carbon.replayed import GridTime
 from greentrain.config.schema import GreenConfig, PolicyConfig
 from greentrain.ledger.pue import Facility
 from greentrain.policy.action_table import Action
+from greentrain.policy.cluster.planner import solve_alone
 from greentrain.policy.decision_kernel import DecisionKernel
 from greentrain.policy.menu import OFF, Menu
 from greentrain.policy.outlook import Array, Outlook, SchedulePolicy
+from greentrain.policy.waterfill import filled
 from greentrain.types import G_PER_KG, S_PER_HOUR, CarbonPoint, CarbonSignal, Gear, PriceSignal, PueSource
 
 PAST_H: Final = 21 * 24
@@ -404,6 +406,30 @@ class Planner:
             return unix_s
         found = self._next_on(seen, barred)
         return None if found is None else self.time.real(found[0])
+
+    def certificate(self, unix_s: float, tokens_done: float) -> Callable[[], dict[str, Any] | None]:
+        """Return what makes the best plan against what is forecast now, with its bound, as ``plan.json`` has it.
+
+        Args:
+            unix_s: Time (s since the epoch, UTC).
+            tokens_done: Tokens that all ranks have trained until now.
+        """
+        now_s = self.time.at(unix_s)
+        left = max(0.0, self.job.tokens - tokens_done)
+        seen = self._outlook(now_s, self.job.deadline_s - now_s, left)
+        menu = replace(self.menu, tokens_per_s=self.menu.tokens_per_s * self._scale)
+
+        def made() -> dict[str, Any] | None:
+            weights_s = seen.weights_s()
+            used = weights_s[0] > 0
+            if not used.any() or np.isnan(seen.forecast_g_per_kwh[0][used]).all():
+                return None
+            edges_s = now_s + np.concatenate([[0.0], np.cumsum(weights_s[0][used])])
+            g_per_kwh = filled(seen.forecast_g_per_kwh, weights_s)[0][used]
+            plan = solve_alone(g_per_kwh, edges_s, left, menu, pausable=self.pausable)
+            return None if plan is None else plan.to_dict()
+
+        return made
 
     def _next_on(self, seen: Outlook, barred: NDArray[np.bool_]) -> tuple[float, int | None] | None:
         """Return grid time and ranks of the first later decision that is not off; the job waits until there.

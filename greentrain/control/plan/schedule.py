@@ -47,6 +47,7 @@ from greentrain.control.plan.planner import (
     plan_document,
 )
 from greentrain.ledger.active_run import ActiveRun
+from greentrain.ledger.run_folder import PLAN
 from greentrain.policy.action_table import Action, ActionCost, ActionTable, MeanWithCI
 from greentrain.policy.menu import Menu
 from greentrain.policy.registry import caution, open_schedule
@@ -442,6 +443,7 @@ class Schedule:
         held = pausable and not self._config.policy.released
         self.planner = self._planner(table, idle_w, pausable, held=held)
         self._run.know(plan=self._facts())
+        self._run.leave(PLAN, self.planner.certificate(self._unix_s(), self.tokens))
         caution_text = caution(self._config.policy)
         if caution_text:
             self._run.warn(caution_text)

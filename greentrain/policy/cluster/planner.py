@@ -22,7 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from greentrain.policy.cluster.paths import Paths, tables
-from greentrain.policy.cluster.problem import DONE, OFF, Array, ClusterJob, Plan, Prices, Problem, Rows
+from greentrain.policy.cluster.problem import DONE, OFF, Array, ClusterJob, Plan, Pool, Prices, Problem, Row, Rows, Site
+from greentrain.policy.menu import OFF as MENU_OFF
+from greentrain.policy.menu import Menu
 
 _SAMPLE: Final = 400
 """Jobs above which prices are first sought on a sample of as many or of a tenth."""
@@ -55,6 +57,10 @@ def solve(problem: Problem, warm: Prices | None = None) -> Plan:
         problem: The cluster, its grids and its jobs.
         warm: Prices to begin with, from :meth:`Prices.carried` of an earlier plan; None: from nothing.
     """
+    return _planned(problem, warm, improve=True)
+
+
+def _planned(problem: Problem, warm: Prices | None, *, improve: bool) -> Plan:
     begun = time.process_time()
     search = _Search(problem)
     prices = search.prices(warm)
@@ -64,15 +70,48 @@ def solve(problem: Problem, warm: Prices | None = None) -> Plan:
     if stopped:
         jobs = [replace(job, held_s=math.inf) if job.name in stopped else job for job in problem.jobs]
         return solve(replace(problem, jobs=tuple(jobs)), prices)
-    repair.improve()
+    if improve:
+        repair.improve()
     plan = repair.plan()
     prices, bound_g = search.bound(prices, plan.missed)
-    return replace(
-        plan,
-        prices=prices,
-        bound_g=bound_g,
-        figures={"cpu_s": time.process_time() - begun, "evaluations": search.evaluations},
+    figures = {"cpu_s": time.process_time() - begun, "evaluations": search.evaluations}
+    return replace(plan, prices=prices, bound_g=bound_g, figures=figures)
+
+
+def solve_alone(g_per_kwh: Array, edges_s: Array, tokens: float, menu: Menu, *, pausable: bool = True) -> Plan | None:
+    """Return the plan of one job that has all its ranks to itself, with its bound; None where nothing is left to do.
+
+    Args:
+        g_per_kwh: (h,) intensity of each step.
+        edges_s: (h + 1,) edges of the steps, from now to the deadline (s since the epoch, UTC).
+        tokens: Tokens still to be trained.
+        menu: Choices of the job. Changes are free, so that the bound holds whatever they cost.
+        pausable: Whether it may be off before its end.
+    """
+    if tokens <= 0:
+        return None
+    # Ranks that are held when off, or never off, are one form in which the job stays until it ends.
+    stays, widest = bool(menu.power_w[MENU_OFF] > 0) or not pausable, int(max(menu.width))
+    on = [i for i in range(len(menu)) if menu.tokens_per_s[i] > 0 or (pausable and stays)]
+    rows = tuple(
+        Row(
+            name=name,
+            pool="ranks",
+            nodes=widest if stays else int(menu.width[i]),
+            tokens_per_s=float(menu.tokens_per_s[i]),
+            power_w=float(menu.power_w[i]),
+        )
+        for i, name in enumerate(menu.names())
+        if i in on
     )
+    h, now_s, end_s = len(g_per_kwh), float(edges_s[0]), float(edges_s[-1])
+    job = ClusterJob(name="job", release_s=now_s, deadline_s=end_s, tokens=tokens, rows=rows)
+    if stays:
+        job = replace(job, min_run_s=end_s - now_s, current=0, held_s=0.0)
+    site = Site(name="grid", g_per_kwh=g_per_kwh, power_cap_w=np.full(h, np.inf), pue=np.ones(h))
+    pool = Pool(name="ranks", site="grid", nodes=np.full(h, float(widest)))
+    problem = Problem(edges_s=edges_s, sites=(site,), pools=(pool,), jobs=(job,))
+    return _planned(problem, None, improve=False)
 
 
 class _Search:
@@ -92,7 +131,10 @@ class _Search:
         """Return (n,) grams of a token of each job at its cheapest row and the mean intensity."""
         g_per_j = self.problem.g_per_w.mean() / self.problem.length_s.mean()
         return np.array(
-            [min(row.power_w / row.tokens_per_s for row in job.rows) * g_per_j for job in self.problem.jobs]
+            [
+                min(row.power_w / row.tokens_per_s for row in job.rows if row.tokens_per_s > 0) * g_per_j
+                for job in self.problem.jobs
+            ]
         )
 
     def _free(self) -> tuple[Array, Array]:
@@ -119,7 +161,10 @@ class _Search:
 
     def _work(self, some: Sequence[int] | NDArray[np.intp]) -> float:
         jobs = self.problem.jobs
-        return sum(jobs[j].tokens * min(row.nodes / row.tokens_per_s for row in jobs[j].rows) for j in some)
+        return sum(
+            jobs[j].tokens * min(row.nodes / row.tokens_per_s for row in jobs[j].rows if row.tokens_per_s > 0)
+            for j in some
+        )
 
     def _ascend(self, start: Prices, some: NDArray[np.intp], share: float, steps: int, *, fresh: bool) -> Prices:
         """Return better prices.
@@ -167,6 +212,8 @@ class _Search:
             # Where nothing is asked too much of and nothing is paid, there is no direction to go.
             dirs = [np.where((d < 0) & (x <= 0), 0.0, d) for d, x in zip(way, (nodes, watts), strict=True)]
             square = sum(float((d * d).sum()) for d in dirs)
+            if square == 0 and self.evaluations > 1:
+                break  # nothing is scarce: the prices of tokens are known
             if square > 0:
                 size = (best_value + delta - value) / square
                 nodes = np.maximum(0.0, nodes + size * dirs[0] / np.maximum(nodes_cap, 1.0))
@@ -409,7 +456,11 @@ def ended(problem: Problem, job: ClusterJob, rows: Rows) -> tuple[Rows, float]:
     surplus = max(0.0, float(total[at]) - job.tokens)
     last = row[at]
     grams[at] -= (
-        surplus / speed[last] * power_w[last] * problem.g_per_w[site[last], step[at]] / problem.length_s[step[at]]
+        surplus
+        / max(speed[last], 1e-300)
+        * power_w[last]
+        * problem.g_per_w[site[last], step[at]]
+        / problem.length_s[step[at]]
     )
     out = rows.copy()
     out[step[at] + 1 :] = OFF

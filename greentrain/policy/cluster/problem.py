@@ -146,15 +146,13 @@ class Problem:
 
     def _check_job(self, job: ClusterJob) -> None:
         where = f"job {job.name!r}"
-        if not job.rows:
-            raise ConfigError(f"{where} has no row; it needs at least one way to run")
+        if not any(row.tokens_per_s > 0 for row in job.rows):
+            raise ConfigError(f"{where} has no row with tokens/s; it needs at least one way to run")
         for row in job.rows:
             if row.pool not in self.pool_index:
                 raise ConfigError(f"{where}: row {row.name!r} is of pool {row.pool!r}, which is not among the pools")
-            if not (row.nodes >= 1 and 0 < row.tokens_per_s < math.inf and 0 <= row.power_w < math.inf):
-                raise ConfigError(
-                    f"{where}: row {row.name!r} needs 1 node or more, tokens/s above 0 and W of 0 or more"
-                )
+            if not (row.nodes >= 1 and 0 <= row.tokens_per_s < math.inf and 0 <= row.power_w < math.inf):
+                raise ConfigError(f"{where}: row {row.name!r} needs 1 node or more, tokens/s and W of 0 or more")
         values = (job.priority, job.switch_s, job.switch_g, job.move_s, job.move_g, job.min_run_s)
         if not (0 < job.tokens < math.inf and all(0 <= value < math.inf for value in values) and job.held_s >= 0):
             raise ConfigError(f"{where}: tokens must be above 0; priority, switching, moving and min_run_s 0 or more")

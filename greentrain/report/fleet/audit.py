@@ -34,12 +34,16 @@ from typing import Any, Final
 
 from greentrain.errors import ConfigError, RunFolderError
 from greentrain.ledger.journal import RUN_JSON, lines_of, open_regular, read_object
+from greentrain.ledger.run_folder import PLAN
+from greentrain.policy.check_plan import check
 from greentrain.report.fleet.find import CopyCandidate, below, copies, find_runs, is_raw
 from greentrain.report.fleet.reading import RunReading, read_folder
 from greentrain.report.fleet.row import RunRow, clean
 from greentrain.report.standards import CONTRACTS, FILES, first_difference
 from greentrain.utils.version import __version__
 
+_DERIVED: Final = (*FILES.values(), CONTRACTS, PLAN)
+"""Files that are made of others, and kept by an audit beside them."""
 EXACT: Final = 2**53
 """Integers up to here are the same in every reader of JSON (RFC 8785, 3.2.2.3)."""
 
@@ -237,6 +241,7 @@ def audit(root: Path, progress: Callable[[int], None] | None = None) -> dict[str
             why = found.error or ""
         runs.append(_run(found.folder, folder, reading, reader, why))
         runs[-1]["derived"] = _derived(found.folder)
+        runs[-1]["plan_error"] = _wrong_plan(found.folder / PLAN)
         if reading is not None and reading.row.error is None:
             candidates.append(_candidate(folder, reading))
         if progress is not None:
@@ -337,11 +342,22 @@ def _run(folder: Path, name: str, reading: RunReading | None, reader: HashedFile
 def _derived(folder: Path) -> list[dict[str, Any]]:
     """Return size, hash and sums of the files of the standards, and of the certificates that they are made of."""
     reader = HashedFiles()
-    for name in sorted((*FILES.values(), CONTRACTS)):
+    for name in sorted(_DERIVED):
         with contextlib.suppress(OSError, RunFolderError):
             for _ in reader.lines(folder / name):
                 pass
     return [dataclasses.asdict(file) for file in reader.files.values()]
+
+
+def _wrong_plan(path: Path) -> str | None:
+    """Return what is wrong with a plan and its bound; None where it holds, or there is none."""
+    try:
+        check(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        return f"the plan does not hold: {clean(str(error))}"
+    return None
 
 
 def _exact(value: float | int | None) -> float | int | None:
@@ -419,7 +435,7 @@ def _check_run(run: Mapping[str, Any]) -> None:
     _check_totals(run["totals"])
     derived = run.get("derived", [])  # of an earlier version: neither these nor sums
     for file in (*run["files"], *derived):
-        known = file["name"] in (*FILES.values(), CONTRACTS) if file in derived else _NAME.fullmatch(file["name"])
+        known = file["name"] in _DERIVED if file in derived else _NAME.fullmatch(file["name"])
         if not known or not isinstance(file["sha256"], str) or not _SUMS.fullmatch(file.get("byte_sums", "0:0")):
             raise ValueError(f"{file['name']!r} is no raw file of a run")
         if not isinstance(file["size_bytes"], int):
@@ -572,12 +588,15 @@ def _of_derived(files: Sequence[Mapping[str, Any]], name: str, folder: Path, *, 
         wrong = None
         if standard is not None and (folder / file["name"]).is_file():
             wrong = first_difference(folder, standard)
+        elif file["name"] == PLAN:
+            wrong = _wrong_plan(folder / PLAN)
         if wrong is not None and finding is None and grown:
             yield AuditFinding(FindingKind.NOTE, place, "older than its journals, which have grown: write it again")
         elif wrong is not None:
             yield AuditFinding(FindingKind.DIFFERS, place, wrong)
         if finding is not None:  # written again since, of more journal, it differs from the audited one and is right
-            kind = FindingKind.GROWN if standard is not None and wrong is None else FindingKind.DIFFERS
+            again = wrong is None and (standard is not None or file["name"] == PLAN)
+            kind = FindingKind.GROWN if again else FindingKind.DIFFERS
             gone = not (folder / file["name"]).exists()
             yield AuditFinding(FindingKind.DIFFERS if gone else kind, place, finding[1])
 

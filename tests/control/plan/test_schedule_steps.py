@@ -19,6 +19,7 @@ from greentrain.control.plan.planner import PlanMessage, Planner
 from greentrain.control.plan.schedule import LOOK_S, Schedule, rest, widths_of
 from greentrain.ledger.pue import ConstantPue
 from greentrain.policy.action_table import Action, ActionTable, MeanWithCI
+from greentrain.policy.check_plan import check
 from greentrain.types import Gear, Topology
 
 T0_S = 1_654_041_600.0
@@ -62,6 +63,7 @@ class Run:
         self.warnings: list[str] = []
         self.changes_s: list[float] = []
         self.facts: list[Mapping[str, Any]] = []
+        self.left: dict[str, Callable[[], Mapping[str, Any] | None]] = {}
         self.events: list[dict[str, Any]] = []
         self.unix_s: Callable[[], float] = time.time
         self.monotonic_s: Callable[[], float] = time.monotonic
@@ -74,6 +76,9 @@ class Run:
 
     def know(self, **facts: Any) -> None:
         self.facts.append(facts["plan"])
+
+    def leave(self, name: str, make: Callable[[], Mapping[str, Any] | None]) -> None:
+        self.left[name] = make
 
     def event(self, name: str, text: str, **more: Any) -> None:
         self.events.append({"name": name, "text": text, **more})
@@ -582,3 +587,12 @@ def test_a_rank_that_is_held_goes_on_when_rank_0_says_so_or_ends(
         assert len(second.told("begin")) == len(second.told("end")) == 1
         assert second.told("follow") == ([] if ends else [(FP8,)])
         assert not second.run.warnings
+
+
+def test_the_plan_leaves_its_certificate_and_an_independent_checker_agrees(clock: Clock) -> None:
+    job = Job(clock, (BF16, 2.0))
+    job.step(2)
+    made = job.run.left["plan.json"]()
+    assert made is not None
+    grams, bound = check(json.dumps(made))
+    assert 0 < bound <= grams

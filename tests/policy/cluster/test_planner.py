@@ -6,11 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from greentrain.policy import waterfill
+from greentrain.policy.action_table import ActionTable
 from greentrain.policy.check_plan import check
-from greentrain.policy.cluster.planner import solve
+from greentrain.policy.cluster.planner import solve, solve_alone
 from greentrain.policy.cluster.problem import OFF, Plan, Problem
+from greentrain.policy.menu import Menu
 from tests.helpers import cluster_milp
-from tests.helpers.cluster_cases import cluster
+from tests.helpers.cluster_cases import cluster, grid
 
 
 def drawn(seed: int, most_jobs: int = 8, most_h: int = 15) -> Problem:
@@ -133,3 +136,35 @@ def test_an_empty_cluster_has_an_empty_plan() -> None:
     plan = checked(solve(replace(cluster(1, jobs=1, nodes=4, h=4), jobs=())))
     assert plan.rows.shape == (0, 4)
     assert plan.gap == 0.0
+
+
+def menu(idle_w: float | None) -> Menu:
+    table = ActionTable.declare(
+        [
+            {"gear": "bf16", "tokens_per_s": 100, "power_w": 500},
+            {"gear": "fp8", "tokens_per_s": 150, "power_w": 640},
+            {"gear": "fp8", "cap": 0.7, "tokens_per_s": 130, "power_w": 450},
+        ],
+        device="declared",
+    )
+    return Menu.of(table, released=idle_w is None, idle_w=idle_w)
+
+
+@pytest.mark.parametrize(("idle_w", "pausable"), [(None, True), (90.0, True), (None, False)])
+def test_of_one_job_the_bound_is_that_of_the_water_level(idle_w: float | None, pausable: bool) -> None:
+    h = 72
+    g_per_kwh, edges_s = grid(np.random.default_rng(2), h, 3600.0), np.arange(h + 1, dtype=np.float64) * 3600.0
+    tokens = 0.45 * h * 3600 * 150
+    plan = solve_alone(g_per_kwh, edges_s, tokens, menu(idle_w), pausable=pausable)
+    assert plan is not None
+    checked(plan)
+    assert plan.missed == ()
+    if pausable:
+        best = waterfill.solve(g_per_kwh, np.full(h, 3600.0), tokens, menu(idle_w))
+        # Ranks that are held until an end that is chosen make no convex problem: one price then proves a little less.
+        assert plan.bound_g == pytest.approx(best.grams, rel=2e-3 if idle_w is None else 2e-2)
+        assert plan.bound_g <= best.grams * (1 + 1e-9)
+        assert plan.gap < (0.02 if idle_w is None else 0.04)
+    else:
+        on = np.flatnonzero(plan.rows[0] != OFF)
+        assert on.tolist() == list(range(len(on)))

@@ -8,11 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
 from greentrain.cli.app import app
 from greentrain.errors import ConfigError
+from greentrain.policy.action_table import ActionTable
+from greentrain.policy.cluster.planner import solve_alone
+from greentrain.policy.menu import Menu
 from greentrain.report.fleet.audit import AuditVerdict, FindingKind, audit, checksum, read_document, sign, verify
 from greentrain.report.fleet.index import Index
 from tests.report.run_folders import GPU, T0_S, Folder, device, entry, four_ranks, one_rank, sensor
@@ -308,3 +312,35 @@ def test_wrong_usage_of_the_command_is_2(runs: Path, tmp_path: Path) -> None:
     assert _command(runs / "demo", "--write").exit_code == 0
     done = _command(runs / "demo", "--write")
     assert done.exit_code == 2 and "an audit is kept" in " ".join(done.output.split())
+
+
+def test_a_plan_is_kept_and_a_change_of_it_located(runs: Path) -> None:
+    folder = next(path for path in sorted(runs.iterdir()) if (path / "run.json").exists())
+    menu = Menu.of(
+        ActionTable.declare(
+            [
+                {"gear": "bf16", "tokens_per_s": 100, "power_w": 500},
+                {"gear": "fp8", "tokens_per_s": 150, "power_w": 550},
+            ],
+            device="declared",
+        )
+    )
+    plan = solve_alone(np.array([300.0, 100.0, 250.0]), np.arange(4, dtype=np.float64) * 3600.0, 700_000.0, menu)
+    assert plan is not None
+    path = folder / "plan.json"
+    path.write_text(json.dumps(plan.to_dict()))
+    document = audit(runs)
+    assert all(run["plan_error"] is None for run in document["runs"])
+    assert verify(document, runs).ok
+    text = path.read_text()
+    path.write_text(text.replace("300.0", "310.0"))
+    (found,) = _differs(document, runs).items()
+    assert found[0].endswith("plan.json")
+    assert any("SHA-256" in line for line in found[1])
+    assert any("SHA-256" in str(run["plan_error"]) for run in audit(runs)["runs"])
+    path.unlink()
+    assert "gone" in str(_differs(document, runs))
+    later = solve_alone(np.array([100.0, 250.0]), np.arange(3, dtype=np.float64) * 3600.0, 400_000.0, menu)
+    assert later is not None
+    path.write_text(json.dumps(later.to_dict()))  # of a run that was brought back: another plan, and right
+    assert verify(document, runs).ok
