@@ -1,0 +1,207 @@
+"""The reference benchmark of a fleet: grids x policies, held against a bound that no policy can pass.
+
+    python benchmarks/fleet_bench.py --quick                     # a minute: to see that it runs
+    python benchmarks/fleet_bench.py --into docs/cluster.md      # small: ten minutes on two idle cores
+    python benchmarks/fleet_bench.py --size full                 # 2,000 jobs, 10,000 GPUs, 14 days, every grid: hours
+    python benchmarks/fleet_bench.py --policy mine.py            # with a policy of your own, a file with policy()
+    python benchmarks/fleet_bench.py --traces HIDDEN --seed 7    # on grids, a year and jobs that nobody has seen
+
+A fleet is drawn for each grid (``Workload.drawn``), with a cap of 90 % of full power and a demand response: 30 % less
+for four hours, from the hour in which it is announced. Each policy runs it once with the grid known and once with the
+shipped forecast. ``bound`` is the dual bound of a plan that knows everything; grams of policies that miss deadlines
+may be below it. What is compared stays the same for everybody: what is held out are grids of another year and another
+seed, which ``--traces`` and ``--seed`` take.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.held_traces import add_argument, folder_of
+from benchmarks.metering import machine
+from benchmarks.scheduling_common import TRACES
+from benchmarks.tables import Cases, Table, log
+from greentrain.carbon.forecast import profile_forecast
+from greentrain.simulator.cluster.planned import Planned, hindsight
+from greentrain.simulator.cluster.policies import POLICIES, open_policy
+from greentrain.simulator.cluster.result import FleetScore, score
+from greentrain.simulator.cluster.workload import Workload
+from greentrain.simulator.cluster.world import Event, FleetPolicy, FleetPool, FleetSite, FleetWorld
+from greentrain.simulator.grid_trace import Forecaster, GridTrace
+from greentrain.types import S_PER_HOUR
+
+GPU_W: Final = 975.0
+"""A GPU and its share of a node at full power (W), as of the reference table."""
+CAP: Final = 0.9
+LOAD: Final = 0.7
+FIRST_DAY: Final = 120
+"""Day of the grid's year on which the first job comes."""
+WITHIN: Final = 0.03
+FAIR: Final = 2.0
+KNOWN: Final = "known grid"
+SHIPPED: Final = "shipped forecast"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """How large a fleet is."""
+
+    jobs: int
+    gpus: int
+    days: float
+    longest_h: float
+    grids: Sequence[str]
+    every_h: float
+    """Hours between two plans where nothing but the forecast changed."""
+
+
+_THREE: Final = ("us_caiso_2022_eia", "us_ercot_2022_eia", "us_pjm_2022_eia")
+SIZES: Final = {
+    "quick": Size(jobs=16, gpus=64, days=1, longest_h=12, grids=_THREE[:1], every_h=6),
+    "small": Size(jobs=30, gpus=128, days=2, longest_h=24, grids=_THREE, every_h=3),
+    "full": Size(jobs=2000, gpus=10_000, days=14, longest_h=120, grids=tuple(TRACES), every_h=1),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """What the case gets."""
+
+    size: Size
+    folder: Path
+    seed: int
+    own: Sequence[str] = ()
+    """Files of policies."""
+    bars: list[bool] = field(default_factory=list)
+
+    def policies(self, forecast: str) -> list[tuple[str, Callable[[], FleetPolicy]]]:
+        """Return the makers of the policies, the first is what the others are compared with."""
+        found: list[tuple[str, Callable[[], FleetPolicy]]] = list(POLICIES.items())
+        found.append(("planned", lambda: Planned(every_h=self.size.every_h)))
+        if forecast == SHIPPED:
+            found.append(("planned_2x", lambda: Planned(slowdown=FAIR, every_h=self.size.every_h)))
+        found += [(Path(text).stem, lambda text=text: open_policy(text)) for text in self.own]  # type: ignore[misc]
+        return found
+
+    def world(self, grid: GridTrace, forecaster: Forecaster | None) -> FleetWorld:
+        """Return the fleet on a grid."""
+        size = self.size
+        work = Workload.drawn(
+            count=size.jobs, days=size.days, gpus=size.gpus, load=LOAD, seed=self.seed, widest=min(512, size.gpus // 4),
+            longest_h=size.longest_h,
+        )  # fmt: skip
+        from_s = (size.days // 2 * 24 + 18) * S_PER_HOUR
+        return FleetWorld(
+            sites=(FleetSite(grid=grid, cap_w=CAP * size.gpus * GPU_W),),
+            pools=(FleetPool(name="gpus", site=0, gpus=size.gpus),),
+            work=work,
+            start_unix_s=grid.start_unix_s + FIRST_DAY * 24 * S_PER_HOUR,
+            forecaster=forecaster,
+            events=[Event(from_s=from_s, until_s=from_s + 4 * S_PER_HOUR, cap_share=0.7)],
+        )
+
+
+def fleet(bench: Fleet) -> list[Table]:
+    """Run all policies on all grids with either knowledge."""
+    grids = [
+        GridTrace.read(bench.folder / f"{name}.csv", accounting=TRACES.get(name, "unspecified"))
+        for name in bench.size.grids
+        if (bench.folder / f"{name}.csv").exists()
+    ] or [GridTrace.read(path) for path in sorted(bench.folder.glob("*.csv"))]
+    bounds = [hindsight(bench.world(grid, None)) for grid in grids]
+    log(", ".join(f"{grid.name}: bound {plan.bound_g / 1000:.0f} kg" for grid, plan in zip(grids, bounds, strict=True)))
+    tables = []
+    for forecast, forecaster in ((KNOWN, None), (SHIPPED, profile_forecast)):
+        scores: dict[str, list[FleetScore]] = {}
+        for grid, plan in zip(grids, bounds, strict=True):
+            world = bench.world(grid, forecaster)
+            first = None
+            for name, make in bench.policies(forecast):
+                run = world.run(make())
+                first = first or run
+                scores.setdefault(name, []).append(score(run, first, plan.bound_g if not plan.missed else None))
+                log(f"{forecast}, {grid.name}, {name}: {scores[name][-1].kg:.0f} kg, {run.thought_s:.0f} s")
+        avoidable = sum(not plan.missed for plan in bounds) == len(bounds)
+        tables.append(_table(bench, forecast, [grid.name for grid in grids], scores, avoidable))
+    return tables
+
+
+def _table(
+    bench: Fleet, forecast: str, grids: Sequence[str], scores: dict[str, list[FleetScore]], avoidable: bool
+) -> Table:
+    first = scores["fcfs"]
+    rows = []
+    for name, found in scores.items():
+        saved = [f"{round(100 * (1 - a.kg / b.kg), 1) + 0.0:.1f} %" for a, b in zip(found, first, strict=True)]
+        regrets = [each.regret for each in found]
+        rows.append(
+            (
+                name,
+                *saved,
+                str(sum(each.missed for each in found)),
+                f"{sum(each.wait_h for each in found) / len(found):.1f} h",
+                f"{max(each.worst_to_first for each in found):.2f}",
+                f"{max(each.peak_to_cap for each in found):.2f}",
+                str(sum(each.over_cap for each in found)),
+                "late" if None in regrets else f"{100 * max(r for r in regrets if r is not None):.1f} %",
+                f"{max(each.slowest_s for each in found):.2g} s",
+            )
+        )
+    ours, others = scores["planned"], [each for name, each in scores.items() if not name.startswith("planned")]
+    bars = {
+        "no deadline is missed that the plan in hindsight meets": not avoidable
+        or not any(each.missed for each in ours),
+        "no cap is passed, lowered in the same hour or not": not any(each.over_cap for each in ours),
+    }
+    if forecast == KNOWN:
+        near = [each.regret is not None and each.regret <= WITHIN for each in ours]
+        bars[f"grams within {WITHIN:.0%} of the bound on {sum(near)} of {len(near)} grids"] = all(near)
+        papers = ("suspend_resume", "gaia_like", "carbonflex_like", "pcaps_like")
+        direction = [sum(a.kg for a in scores[name]) < sum(b.kg for b in first) for name in papers]
+        bars[f"{sum(direction)} of {len(papers)} papers' rules save grams over fcfs, as they say"] = all(direction)
+    else:
+        below = [sum(ours[i].kg <= other[i].kg for other in others) for i in range(len(ours))]
+        bars[f"fewer grams than {min(below)} of {len(others)} other policies on each grid"] = min(below) == len(others)
+        worst = max(each.worst_to_first for each in scores["planned_2x"])
+        bars[f"planned_2x: no user's slowdown is above {FAIR:g} times that of fcfs ({worst:.2f})"] = worst <= FAIR
+    size = bench.size
+    return Table(
+        case="fleet",
+        title=f"{size.jobs} jobs, {size.gpus:,} GPUs, {size.days:g} days at {LOAD:.0%} load: {forecast}",
+        head=(
+            "policy", *(f"saved, {name}" for name in grids), "late", "wait", "worst user", "peak/cap", "hours over",
+            "over bound", "slowest step",
+        ),
+        rows=rows,
+        notes=[f"{'reached' if held else 'MISSED'}: {text}" for text, held in bars.items()],
+        passed=sum(bars.values()),
+        missed=len(bars) - sum(bars.values()),
+    )  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="the same as --size quick")
+    parser.add_argument("--size", choices=list(SIZES), default="small", help="how large a fleet (default small)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the jobs; another one is held out")
+    parser.add_argument("--policy", action="append", default=[], help="file of a policy of your own (may be repeated)")
+    parser.add_argument("--into", type=Path, help="document that the tables go into")
+    parser.add_argument("--json", type=Path, help="file that the tables go into as JSON")
+    add_argument(parser)
+    args = parser.parse_args(argv)
+    size = SIZES["quick" if args.quick else args.size]
+    bench = Fleet(size=size, folder=folder_of(parser, args.traces), seed=args.seed, own=args.policy)
+    Cases(makers={"fleet": fleet}, about=machine("benchmarks/fleet_bench.py")).run(
+        ["fleet"], bench, into=args.into, as_json=args.json
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

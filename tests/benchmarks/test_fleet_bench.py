@@ -1,0 +1,30 @@
+"""The reference benchmark of a fleet, at its quick size: it runs with a policy of one's own, and reaches its bars."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import fleet_bench
+
+
+def test_sizes_bring_their_load_and_only_policies_that_know_no_grid_are_asked_twice() -> None:
+    bench = fleet_bench.Fleet(size=fleet_bench.SIZES["quick"], folder=Path(), seed=0)
+    known, shipped = (
+        [name for name, _ in bench.policies(forecast)] for forecast in (fleet_bench.KNOWN, fleet_bench.SHIPPED)
+    )
+    assert known[0] == shipped[0] == "fcfs" and set(shipped) - set(known) == {"planned_2x"}
+
+
+@pytest.mark.long
+def test_the_quick_one_reaches_its_bars(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "from greentrain.simulator.cluster.policies import Fcfs\nclass Mine(Fcfs):\n    name = 'mine'\npolicy = Mine\n",
+        encoding="utf-8",
+    )
+    page = tmp_path / "page.md"
+    page.write_text("<!-- results: fleet -->\n<!-- end of fleet -->\n", encoding="utf-8")
+    assert fleet_bench.main(["--quick", "--policy", str(mine), "--into", str(page)]) == 0
+    assert "8 bars reached, 0 missed" in capsys.readouterr().out
+    text = page.read_text("utf-8")
+    assert "| mine | 0.0 % |" in text and "| planned_2x |" in text
