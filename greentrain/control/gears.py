@@ -67,10 +67,8 @@ class GearLoop:
             why = f"{wanted.gear.upper()} has had its share of {self._fp8_max_share:.0%} of the steps"
         if not why:
             return wanted
-        others = [gear for gear in (Gear.MXFP8, Gear.FP8, Gear.NVFP4) if gear in self._gears and gear not in vetoes]
-        allowed = [gear for gear in PRECISE_FIRST if gear in self._gears and gear not in vetoes] or (
-            [] if spent else others
-        )
+        order = PRECISE_FIRST + (() if spent else (Gear.MXFP8, Gear.FP8, Gear.NVFP4))
+        allowed = [gear for gear in order if gear in self._gears and gear not in vetoes]
         return Decision(gear=allowed[0], reason=why) if allowed else wanted
 
 

@@ -18,9 +18,7 @@ from greentrain.control.precision.fp8 import Gemm, fp8_linear
 from greentrain.errors import ConfigError
 
 ORDER: Final = ("scaled_mm", "transformer_engine", "torchao")
-"""What ``auto`` tries, one after the other."""
-BLOCK_ORDER: Final = ("torchao", "transformer_engine")
-"""The same for what has a scale for each block, which ``scaled_mm`` has not."""
+"""What ``auto`` tries, one after the other; backwards, and without ``scaled_mm``, what has a scale for each block."""
 
 
 class Format(NamedTuple):
@@ -98,7 +96,7 @@ def choose_backend(name: str, device: torch.device, scaling: str) -> Fp8Backend:
     form = FORMATS[scaling]
     _check_capability(device, form)
     tried: list[str] = []
-    for candidate in (BLOCK_ORDER if form.block else ORDER) if name == "auto" else (name,):
+    for candidate in (ORDER[:0:-1] if form.block else ORDER) if name == "auto" else (name,):
         for build in _candidates(candidate, device, scaling):
             try:
                 backend = build(f"; passed over: {'; '.join(tried)}" if tried else "")
@@ -177,8 +175,7 @@ def trial(backend: Fp8Backend, device: torch.device) -> None:
         torch.randn(shape, generator=draw).to(device) for shape in ((24, wide), (high, wide), (24, high))
     )
     x.requires_grad_()
-    kept = [] if device.type == "cpu" else [device]
-    with torch.random.fork_rng(kept, device_type="cuda"), torch.enable_grad():
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.enable_grad():
         with torch.no_grad():
             layer.weight.copy_(weight)
             layer.bias.copy_(weight[:, 0])

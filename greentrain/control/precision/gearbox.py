@@ -190,12 +190,7 @@ AUTOCAST = {Gear.FP16: torch.float16} | {gear: torch.bfloat16 for gear in Gear i
 
 
 class _ByGear:
-    """The backends of a box with several gears of 8 or 4 bits, as one.
-
-    Args:
-        box: Says which gear runs.
-        backends: By gear.
-    """
+    """The backends of a box with several gears of 8 or 4 bits, as one."""
 
     def __init__(self, box: "GearBox", backends: Mapping[Gear, Fp8Backend]) -> None:
         self._box = box

@@ -91,12 +91,12 @@ def plan_layers(
                 _not_plain(model, name, module)
                 or _not_body(name, module, owners, model if module is last else None)
                 or _not_asked(name, include, exclude)
-                or _not_shaped(_sides(module), min_features, multiple)
                 or _not_shaped(_part(model, name, module), min_features, multiple)
             )
         elif _is_experts(module):
             why_not = (
-                _not_plain_experts(model, name, module)
+                ("its forward is replaced on the module itself" if "forward" in vars(module) else None)
+                or next((why for key, p in held.items() if (why := _not_castable(model, name, p, key))), None)
                 or _not_asked(name, include, exclude)
                 or _not_shaped(_sides(module), min_features, multiple)
                 or _not_shaped((module.down_proj.shape[2], module.down_proj.shape[1]), min_features, multiple)
@@ -142,13 +142,6 @@ def _is_experts(module: Any) -> bool:
     """Return whether a module is of those that transformers' ``use_experts_implementation`` made (5.23)."""
     marks = ("num_experts", "has_gate", "has_bias", "has_post_expert_norm", "is_transposed", "_apply_gate")
     return isinstance(getattr(module, "down_proj", None), nn.Parameter) and all(hasattr(module, m) for m in marks)
-
-
-def _not_plain_experts(model: nn.Module, name: str, experts: Any) -> str | None:
-    if is_parametrized(experts) or "forward" in vars(experts):
-        return "its forward or its weights are replaced on the module itself"
-    held = experts.named_parameters(recurse=False)
-    return next((why for key, p in held if (why := _not_castable(model, name, p, key))), None)
 
 
 def _not_castable(model: nn.Module, name: str, weight: Any, key: str = "weight") -> str | None:
@@ -326,18 +319,10 @@ def _turned_product(backend: Fp8Backend, layer: Any, x: Tensor) -> Tensor:
 def _expert_products(
     backend: Fp8Backend, experts: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
 ) -> Tensor:
-    """Return what transformers' experts return, each expert's products through a backend.
-
-    Args:
-        backend: Multiplies.
-        experts: The module.
-        hidden_states: (tokens, width).
-        top_k_index: (tokens, chosen): experts of each token; one from ``num_experts`` on is another rank's.
-        top_k_weights: (tokens, chosen): how much each counts.
-    """
+    """Return what transformers' experts return for (tokens, width), (tokens, chosen) and (tokens, chosen)."""
     ids, order = top_k_index.reshape(-1).sort(stable=True)
     counts = torch.bincount(ids, minlength=experts.num_experts)[: experts.num_experts].tolist()
-    ids, order = ids[: sum(counts)], order[: sum(counts)]
+    ids, order = ids[: sum(counts)], order[: sum(counts)]  # an index from num_experts on is another rank's
 
     def products(x: Tensor, key: str) -> Tensor:
         stack = getattr(experts, key)
