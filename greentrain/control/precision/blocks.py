@@ -96,8 +96,7 @@ class _Emulated(torch.autograd.Function):
         return grad_x, grad_weight, None
 
 
-def _kernels(how: str) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return torchao's differentiable product of a format; BF16 in and out."""
+def _kernels(how: str) -> Callable[[Tensor, Tensor], Tensor]:  # differentiable, BF16 in and out
     if how == "mxfp8":
         from torchao.prototype.moe_training.mxfp8_linear import _to_mxfp8_then_scaled_mm  # type: ignore[import-untyped]
         from torchao.quantization.quantize_.common import KernelPreference  # type: ignore[import-untyped]

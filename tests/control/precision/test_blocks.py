@@ -220,7 +220,7 @@ def boxed(scaling: str = "tensorwise") -> tuple[Any, GearBox, torch.optim.Optimi
     return net, box, torch.optim.AdamW(net.parameters(), lr=1e-3)
 
 
-@pytest.mark.parametrize("scaling", ["tensorwise", "blockwise"])
+@pytest.mark.parametrize("scaling", ["tensorwise", pytest.param("blockwise", marks=pytest.mark.long)])
 def test_a_run_shifts_through_all_gears_and_continues_from_a_checkpoint_in_each(scaling: str) -> None:
     net, box, optimizer = boxed(scaling)
     keys, held = list(net.state_dict()), [id(p) for p in net.parameters()]
