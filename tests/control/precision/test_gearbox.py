@@ -239,7 +239,11 @@ def test_a_remedy_is_named_where_it_helps() -> None:
     ("model", "gears", "words"),
     [
         (nn.Sequential(nn.Linear(15, 32)), ("bf16", "fp8"), ["no layer of Sequential", "15", "multiples of 16): drop"]),
-        (nn.Sequential(nn.Conv2d(128, 128, 3)), ("fp8",), ["0: Conv2d holds weight, bias itself", "Conv1D): drop fp8"]),
+        (
+            nn.Sequential(nn.Conv2d(128, 128, 3)),
+            ("fp8",),
+            ["0: Conv2d holds weight, bias itself", "Conv1D and experts): drop fp8"],
+        ),
         (nn.Sequential(nn.ReLU()), ("fp8",), ["it has no parameters"]),
         (Net().to(torch.bfloat16), ("bf16", "fp32"), ["fp32", "up.weight is stored in bfloat16", "load the model in"]),
         (Net().half(), ("bf16",), ["bf16", "float16"]),
