@@ -57,9 +57,11 @@ class Planned:
         return self._choice(view, self._plan)
 
     def _news(self, view: View) -> bool:
-        """Return whether the forecast is another, or the steps of the plan have become long."""
+        """Return whether a job is to run no more and is not done, the forecast is another, or the plan is old."""
         assert self._told is not None
         told_s, told = self._told
+        if self._plan is not None and (self._plan.rows[:, self._step(view) :] == NO_ROW).all(axis=1).any():
+            return True
         if view.t_s - told_s < self._every_s - 1e-6:
             return False
         passed = math.floor(view.t_s / S_PER_HOUR + 1e-9) - math.floor(told_s / S_PER_HOUR + 1e-9)
@@ -109,10 +111,16 @@ class Planned:
         shortest_s = view.tokens / view.speed(view.tables.fastest[view.kind], view.home)
         return np.minimum(due_s, view.release_s + view.step_s + self._slowdown * shortest_s)
 
+    def _step(self, view: View) -> int:
+        assert self._plan is not None
+        edges_s = self._plan.problem.edges_s
+        return (
+            min(int(np.searchsorted(edges_s, view.start_unix_s + view.t_s + 1e-3, side="right")), len(edges_s) - 1) - 1
+        )
+
     def _choice(self, view: View, plan: Plan) -> Choice:
-        step = int(np.searchsorted(plan.problem.edges_s, view.start_unix_s + view.t_s + 1e-3, side="right")) - 1
         rows, pools = np.zeros(len(view.job), np.int64), np.where(view.pool >= 0, view.pool, view.home)
-        for i, row in enumerate(plan.rows[:, min(step, plan.problem.steps - 1)].tolist()):
+        for i, row in enumerate(plan.rows[:, self._step(view)].tolist()):
             if row != NO_ROW:
                 pools[i], rows[i] = list(_rows(view.tables, view.pools, int(view.kind[i])))[row]
         return Choice(rows=rows, pools=pools, order=np.argsort(view.row == OFF, kind="stable"))

@@ -1,5 +1,7 @@
 """One plan for all: near the bound, within every cap, and no later than its jobs ask for."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -50,6 +52,14 @@ def test_it_plans_at_events_and_not_every_hour() -> None:
     policy = Planned()
     fleet(work, gpus=64, grid=trace(WAVE), forecaster=None, tail_h=2.0).run(policy)
     assert 2 <= policy.plans <= 6
+
+
+def test_a_job_that_takes_longer_than_its_user_said_goes_on_at_once() -> None:
+    work = jobs((0, 60, 8, 6.0))
+    wrong = replace(work, expected_tokens=work.tokens / 2)
+    run = fleet(wrong, gpus=8, grid=trace(np.full(120 * 24, 100.0)), forecaster=None, tail_h=2.0).run(Planned())
+    on = np.flatnonzero(run.facility_w[0])
+    assert (np.diff(on) <= 2).all() and np.isfinite(run.end_s[0])
 
 
 def test_jobs_go_to_the_clean_site_and_do_not_commute() -> None:
