@@ -65,6 +65,7 @@ BENCHMARKS: Final = (
     Benchmark(name="carbon_quality", document="gears-benchmarks.md", minutes=8),
     Benchmark(name="fleet", document="fleet.md", minutes=2),
     Benchmark(name="fleet_bench", document="cluster.md", minutes=10),
+    Benchmark(name="cluster_plan", document="cluster-plan.md", minutes=4),
     Benchmark(name="export_cost", document="monitoring.md", minutes=2.5),
     Benchmark(name="forecasting", document="scheduling-benchmarks.md", minutes=1),
     Benchmark(name="scheduling", document="scheduling-benchmarks.md", minutes=12),

@@ -4,7 +4,7 @@ Shares no code with the planner and rounds nothing: every number of the file is 
 walks all jobs through their steps (windows, tokens, starts, shortest stays), adds up nodes, watts and grams, and works
 out the bound from the prices in the file: whatever prices are, as long as none is below 0, no plan that meets the same
 deadlines emits less than its jobs cost at their cheapest paths, with their tokens' worth added and the capacity's
-taken off (weak duality). So nobody has to believe how prices were found. docs/cluster.md has the model in words.
+taken off (weak duality). So nobody has to believe how prices were found. docs/cluster-plan.md has the model in words.
 """
 
 import hashlib

@@ -37,6 +37,7 @@ from greentrain.config.schema import GreenConfig, WidthConfig
 from greentrain.control.coordination import RankZeroChannel, SyncSchedule, Words
 from greentrain.control.launcher_protocol import Offer
 from greentrain.control.plan.planner import (
+    GRAMS,
     CostAim,
     GridOutlook,
     Overhead,
@@ -443,7 +444,8 @@ class Schedule:
         held = pausable and not self._config.policy.released
         self.planner = self._planner(table, idle_w, pausable, held=held)
         self._run.know(plan=self._facts())
-        self._run.leave(PLAN, self.planner.certificate(self._unix_s(), self.tokens))
+        if self._grid.unit == GRAMS:  # of money there is no bound in grams
+            self._run.leave(PLAN, self.planner.certificate(self._unix_s(), self.tokens))
         caution_text = caution(self._config.policy)
         if caution_text:
             self._run.warn(caution_text)
