@@ -26,7 +26,8 @@ from greentrain.utils.imports import try_import
 from greentrain.utils.never_raise import never_raises
 
 with try_import("accelerate") as _imports:
-    from accelerate import Accelerator, DistributedType
+    from accelerate import Accelerator, DistributedType, PartialState
+    from accelerate.tracking import GeneralTracker
 _imports.check()
 
 
@@ -209,6 +210,40 @@ class GreenAccelerator(Accelerator):  # type: ignore[misc]
                 state = json.loads(path.read_text(encoding="utf-8"))
                 self._driver.load(state, 0 if rank == self.process_index else self.process_index)
                 return
+
+
+class GreenTracker(GeneralTracker):  # type: ignore[misc]
+    """A run from ``init_trackers`` to ``end_training``, for scripts that take ``log_with`` from their command line.
+
+    It sees neither batches nor steps, so there are joules and grams of the whole and no figure per token:
+    GreenAccelerator has these.
+    """
+
+    name, requires_logging_directory, main_process_only = "greentrain", False, False
+
+    def __init__(self, run_name: str, **kwargs: Any) -> None:
+        super().__init__()
+        self._driver, place = Driver(None), PartialState()
+        rank, local_rank = place.process_index, place.local_process_index
+        self._driver.start(rank=rank, world_size=place.num_processes, local_rank=local_rank)
+
+    @property
+    def tracker(self) -> Any:
+        return self._driver.session
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None: ...
+
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None: ...
+
+    def finish(self) -> None:
+        self._driver.stop("finished")
+
+
+def register() -> None:
+    """Let ``log_with="greentrain"``, of Accelerate 1.13 and later, add a GreenTracker to every later Accelerator."""
+    from accelerate.tracking import register_tracker_class
+
+    register_tracker_class(GreenTracker)
 
 
 def _weakly(method: Callable[..., None]) -> Callable[..., None]:

@@ -6,13 +6,18 @@ How many tokens and samples a batch holds is counted from shapes alone: nothing 
 
 import contextlib
 import functools
+import json
+import os
 import socket
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, TypeVar
 
 import torch
 
+from greentrain.callbacks import CONFIG
 from greentrain.config.schema import GreenConfig
 from greentrain.control.precision.gearbox import around_calls, unwrap
 from greentrain.errors import GreenTrainError
@@ -20,6 +25,7 @@ from greentrain.report.live.terminal import name_report
 from greentrain.session.session import GreenSession
 from greentrain.session.work_count import BatchGroup
 from greentrain.types import Phase, Topology
+from greentrain.utils.files import write_json
 from greentrain.utils.never_raise import never_raises, warn
 from greentrain.utils.topology import local_size
 
@@ -75,6 +81,20 @@ def _tensors(batch: Any, depth: int = 0) -> Iterator[torch.Tensor]:
             yield from _tensors(item, depth + 1)
 
 
+T = TypeVar("T")
+
+
+def calling(kind: type[T]) -> T | None:
+    """Return the nearest ``self`` of a class among the callers, or None."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        found = frame.f_locals.get("self")
+        if isinstance(found, kind):
+            return found
+        frame = frame.f_back
+    return None
+
+
 SessionLike = GreenSession | GreenConfig | Mapping[str, Any] | str | Path | None
 """A finished session, or anything GreenSession accepts."""
 
@@ -83,7 +103,8 @@ class Driver:
     """Drives a session from hooks.
 
     Args:
-        session: A finished session, or anything GreenSession accepts. A session that is running already when
+        session: A finished session, or anything GreenSession accepts; None: what GREENTRAIN_CONFIG names, if
+            anything. A session that is running already when
             training starts is used and left running: whoever started it closes it.
 
     Raises:
@@ -91,7 +112,8 @@ class Driver:
     """
 
     def __init__(self, session: SessionLike) -> None:
-        self.session = session if isinstance(session, GreenSession) else GreenSession(session)
+        told = os.environ.get(CONFIG) if session is None else session
+        self.session = told if isinstance(told, GreenSession) else GreenSession(told)
         self.owned = False
         """True while the session runs and this driver started it."""
         self._place: tuple[int, int] | None = None
@@ -341,6 +363,22 @@ class Driver:
         if state and not self.session.running:
             self._place = None
             self.session.load_state_dict(state if rank == 0 else {**state, "totals": {}})
+
+    @never_raises
+    def keep(self, folder: Any, rank: int, step: int) -> None:
+        """Write the totals as of the checkpoint of a step, one of the last ten, into the folder of all checkpoints."""
+        path = Path(folder) / f"greentrain_{rank}.json"
+        states = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        write_json(path, {**dict(list(states.items())[-9:]), str(step): self.session.state_dict()})
+
+    @never_raises
+    def resume(self, folder: Any, rank: int, step: int) -> None:
+        """Go on with the totals that :meth:`keep` wrote there, if a step was loaded; of more ranks, new ones have 0."""
+        for of in (rank, 0) if step else ():
+            path = Path(folder) / f"greentrain_{of}.json"
+            if path.exists():
+                self.load(json.loads(path.read_text(encoding="utf-8")).get(str(step), {}), 0 if of == rank else rank)
+                return
 
     @never_raises
     def release(self) -> None:

@@ -6,32 +6,16 @@ Example::
 """
 
 import functools
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from types import FrameType
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-from greentrain.callbacks.driver import Driver, SessionLike
+from greentrain.callbacks.driver import Driver, SessionLike, calling
 from greentrain.errors import ConfigError
 from greentrain.types import Phase
 from greentrain.utils.imports import try_import
 from greentrain.utils.never_raise import never_raises
-
-T = TypeVar("T")
-
-
-def calling(kind: type[T]) -> T | None:
-    """Return the nearest ``self`` of a class among the callers, or None."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        found = frame.f_locals.get("self")
-        if isinstance(found, kind):
-            return found
-        frame = frame.f_back
-    return None
-
 
 with try_import("transformers") as _imports:
     from transformers import Trainer, TrainerCallback
@@ -43,6 +27,13 @@ CARD_S: Final = 5.0
 """Longest wait for the model card of what is saved behind a training (s)."""
 STAGES: Final = {"_generate": Phase.GENERATE, "_calculate_rewards": Phase.REWARD}
 """Stages of TRL's online trainers (GRPO, RLOO) that no event tells: trl/trainer/grpo_trainer.py."""
+
+
+def register() -> None:
+    """Let ``report_to="greentrain"``, also of a script's command line, add a GreenCallback to every later Trainer."""
+    from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+
+    INTEGRATION_TO_CALLBACK["greentrain"] = GreenCallback
 
 
 class GreenCallback(TrainerCallback, ExportableState):

@@ -229,9 +229,9 @@ def emissions_row(summary: Mapping[str, Any], run: Mapping[str, Any]) -> dict[st
             row[f"{column}_power"] = sum(known) / wall_s if wall_s else None
         if devices and kind == "gpu":
             row["gpu_count"] = len(devices)
-            row["gpu_model"] = _models(devices)
+            row["gpu_model"] = device_names(devices)
         if devices and kind == "cpu":
-            row["cpu_model"] = _models(devices)
+            row["cpu_model"] = device_names(devices)
     return row
 
 
@@ -248,7 +248,8 @@ def write_emissions_csv(summary: Mapping[str, Any], run: Mapping[str, Any], fold
     return write_atomic(folder / "emissions.csv", text.getvalue())
 
 
-def _models(devices: list[dict[str, Any]]) -> str:
+def device_names(devices: list[dict[str, Any]]) -> str:
+    """Return how many devices there are of each name."""
     names = [device["name"] for device in devices]
     return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
 

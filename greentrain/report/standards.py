@@ -21,8 +21,7 @@ import io
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,6 +30,7 @@ from greentrain.ledger.reader import RankBooks, read_books, read_ranks, read_run
 from greentrain.ledger.sci import FLOP_PER_PARAMETER_TOKEN
 from greentrain.ledger.totals import EntrySums
 from greentrain.report import RunReport
+from greentrain.report.exports import device_names
 from greentrain.report.fleet.reading import DAY_S, by_span_and_zone
 from greentrain.types import S_PER_HOUR, iso, kwh_from_j
 from greentrain.utils.files import write_atomic
@@ -115,12 +115,10 @@ def _annex_xi(summary: Mapping[str, Any]) -> str:
     )
     gpus = [device for device in summary["devices"] if device["kind"] == "gpu"]
     days = time["wall_s"] / DAY_S if time["wall_s"] else None
-    names = [device["name"] for device in gpus or summary["devices"]]
-    models = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
     rows += [
         ("2 (d)", "training time, wall clock (days)", days and f"{days:.4g}", "booked"),
         ("2 (d)", "training time, hardware (GPU days)", days and gpus and f"{days * len(gpus):.4g}", "booked x GPUs"),
-        ("2 (d)", "hardware", models, "as its driver names it"),
+        ("2 (d)", "hardware", device_names(gpus or summary["devices"]), "as its driver names it"),
         ("2 (d)", "training tokens, repeated ones included", tokens and f"{tokens:.4g}", "counted"),
     ]
     known = energy["energy_j"] is not None
@@ -157,16 +155,10 @@ def _sci_ai(summary: Mapping[str, Any]) -> str:
     sci, energy = summary["sci"], summary["energy"]
     scores = []
     for score in sci["scores"] if sci else ():
-        unit, per = (score["unit"], 1.0) if score["unit"] != "parameter" else ("billion parameters", 1e9)
-        scores.append(
-            {
-                "functional_unit": unit,
-                "g_per_unit": _figure(score["g_per_unit"] * per),
-                "units": _figure(score["units"] / per),
-                "complete": score["complete"],
-                "method": score["method"],
-            }
-        )
+        per = 1e9 if score["unit"] == "parameter" else 1.0
+        unit = "billion parameters" if score["unit"] == "parameter" else score["unit"]
+        figures = {"g_per_unit": _figure(score["g_per_unit"] * per), "units": _figure(score["units"] / per)}
+        scores.append({"functional_unit": unit, **figures, "complete": score["complete"], "method": score["method"]})
     document = {
         "specification": "SCI for AI, Green Software Foundation, over ISO/IEC 21031:2024: SCI = (E x I + M) per R",
         "run_id": summary["run"]["run_id"],
@@ -187,69 +179,47 @@ def _figure(value: float | None) -> float | None:
     return None if value is None else float(_digits(value))
 
 
-@dataclass(slots=True, kw_only=True)
-class Certificate:
-    """Electricity of one hour that is allotted to the run by contract."""
-
-    hour: int
-    """Hours since 1970-01-01 (UTC)."""
-    zone: str | None
-    """Where it was generated; None: whoever wrote the file answers that it is deliverable."""
-    left_kwh: float
-    """What no consumption has claimed yet."""
-    g_per_kwh: float
-    residual_g_per_kwh: float | None
-    """Of the electricity that nobody has claimed, in that hour and zone; None: not known."""
-
-
-def read_contracts(path: Path) -> list[Certificate]:
+def read_contracts(path: Path) -> list[dict[str, Any]]:
     """Read hourly certificates, as ``write_standard`` describes them.
 
     Raises:
         ConfigError: The file cannot be read, lacks a column, or holds a value that makes no sense. Names file and line.
     """
-
-    def number(row: Mapping[str, str], name: str, most: float) -> float:
-        try:
-            value = float(row[name])
-        except (TypeError, ValueError):
-            value = math.nan
-        if not 0.0 <= value <= most:
-            raise ConfigError(
-                f"{path}:{reader.line_num}: {name} is {row[name]!r}; want a number between 0 and {most:g}"
-            )
-        return value
-
-    out = []
     try:
         reader = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8-sig"), newline=""))
-        absent = {"timestamp_utc", "kwh", "g_per_kwh"} - set(reader.fieldnames or ())
-        if absent:
-            raise ConfigError(
-                f"{path}:1: the column {sorted(absent)[0]!r} is not there; want timestamp_utc, kwh, g_per_kwh"
-            )
-        for row in reader:
-            start = datetime.fromisoformat((row["timestamp_utc"] or "").strip())
-            if start.tzinfo is None or start.timestamp() % S_PER_HOUR:
-                raise ConfigError(
-                    f"{path}:{reader.line_num}: timestamp_utc is {row['timestamp_utc']!r}; want the start of an"
-                    " hour with its zone, like 2026-01-01T13:00Z"
-                )
-            residual = (row.get("residual_g_per_kwh") or "").strip()
-            out.append(
-                Certificate(
-                    hour=int(start.timestamp() // S_PER_HOUR),
-                    zone=(row.get("zone") or "").strip() or None,
-                    left_kwh=number(row, "kwh", 1e9),
-                    g_per_kwh=number(row, "g_per_kwh", 5000.0),
-                    residual_g_per_kwh=number(row, "residual_g_per_kwh", 5000.0) if residual else None,
-                )
-            )
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, csv.Error) as error:
-        raise ConfigError(f"{path}:{reader.line_num}: {error}; write times like 2026-01-01T13:00Z") from error
+        absent = {"timestamp_utc", *_BOUNDS} - set(reader.fieldnames or ())
+        out = [] if absent else [_certificate(row, f"{path}:{reader.line_num}") for row in reader]
+    except (OSError, UnicodeError, csv.Error) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    if absent:
+        raise ConfigError(f"{path}:1: the column {min(absent)!r} is not there; want timestamp_utc, kwh, g_per_kwh")
     return out
+
+
+_BOUNDS: Final = {"kwh": 1e9, "g_per_kwh": 5000.0}
+
+
+def _certificate(row: Mapping[str, Any], where: str) -> dict[str, Any]:
+    told: dict[str, Any] = {"zone": (row.get("zone") or "").strip(), "residual_g_per_kwh": None}
+    residual = {"residual_g_per_kwh": 5000.0} if (row.get("residual_g_per_kwh") or "").strip() else {}
+    for name, most in (_BOUNDS | residual).items():
+        try:
+            told[name] = float(row[name])
+        except (TypeError, ValueError):
+            told[name] = math.nan
+        if not 0.0 <= told[name] <= most:
+            raise ConfigError(f"{where}: {name} is {row[name]!r}; want a number between 0 and {most:g}")
+    try:
+        start = datetime.fromisoformat((row["timestamp_utc"] or "").strip())
+        told["hour"], rest_s = divmod(start.astimezone(UTC).timestamp(), S_PER_HOUR)
+    except (ValueError, OverflowError):
+        start, rest_s = datetime.max, math.nan
+    if start.tzinfo is None or rest_s:
+        raise ConfigError(
+            f"{where}: timestamp_utc is {row['timestamp_utc']!r}; want the start of an hour with its zone, like"
+            " 2026-01-01T13:00Z"
+        )
+    return told
 
 
 COLUMNS: Final = (
@@ -284,27 +254,29 @@ def _scope2_hourly(folder: Path) -> str:
     return text.getvalue()
 
 
-def _hour_row(hour: int, zone: str, sums: EntrySums, contracts: list[Certificate] | None) -> Iterator[str]:
+def _hour_row(hour: int, zone: str, sums: EntrySums, contracts: list[dict[str, Any]] | None) -> Iterator[str]:
     kwh = kwh_from_j(sums.facility_j)
     market: list[float | None] = [None] * 4
     if contracts is not None:
-        here = [each for each in contracts if each.hour == hour and each.zone in (None, zone)]
+        here = [each for each in contracts if each["hour"] == hour and each["zone"] in ("", zone)]
         matched_kwh = matched_g = 0.0
         for each in here:
-            claimed_kwh = min(each.left_kwh, kwh - matched_kwh)
-            each.left_kwh -= claimed_kwh
-            matched_kwh += claimed_kwh
-            matched_g += claimed_kwh * each.g_per_kwh
-        residual = next((each.residual_g_per_kwh for each in here if each.residual_g_per_kwh is not None), None)
-        rest_kwh = kwh - matched_kwh
-        rest_g = 0.0 if rest_kwh <= 1e-12 * kwh else None if residual is None else rest_kwh * residual
-        market = [matched_kwh, matched_g, residual, None if rest_g is None else matched_g + rest_g]
-    basis = ", ".join(sorted({key[3] for key in sums.zone_j}))
+            claimed_kwh = min(each["kwh"], kwh - matched_kwh)
+            each["kwh"] -= claimed_kwh  # of one without a zone, another zone gets the rest
+            matched_kwh, matched_g = matched_kwh + claimed_kwh, matched_g + claimed_kwh * each["g_per_kwh"]
+        told = [each["residual_g_per_kwh"] for each in here if each["residual_g_per_kwh"] is not None]
+        rest_kwh = kwh - matched_kwh if kwh - matched_kwh > 1e-12 * kwh else 0.0
+        residual = told[0] if told else None
+        known = residual is not None or not rest_kwh
+        market = [matched_kwh, matched_g, residual, matched_g + rest_kwh * (residual or 0.0) if known else None]
     missing_s = sum(max(device.missing_s or 0.0, 0.0) for device in sums.devices.values())
     anything = any(device.known for device in sums.devices.values())
-    grams = sums.operational_g if sums.priced else None
-    yield from (iso(hour * S_PER_HOUR), zone, _digits(kwh if anything else None), _digits(missing_s), _digits(grams))
-    yield from (basis, _digits(kwh_from_j(sums.facility_j - sums.priced_facility_j)), *map(_digits, market))
+    yield from (iso(hour * S_PER_HOUR), zone, _digits(kwh if anything else None), _digits(missing_s))
+    yield from (
+        _digits(sums.operational_g if sums.priced else None),
+        ", ".join(sorted({key[3] for key in sums.zone_j})),
+    )
+    yield from (_digits(kwh_from_j(sums.facility_j - sums.priced_facility_j)), *map(_digits, market))
 
 
 def first_difference(folder: Path, standard: str) -> str | None:

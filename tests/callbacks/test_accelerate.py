@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, tracking
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.tracking import GeneralTracker
 from accelerate.utils import DistributedType
 from accelerate.utils.deepspeed import DeepSpeedEngineWrapper, DeepSpeedOptimizerWrapper
 from torch import Tensor
 
-from greentrain.callbacks.accelerate import GreenAccelerator
+from greentrain.callbacks.accelerate import GreenAccelerator, register
 from greentrain.errors import ConfigError, GreenTrainWarning
 from greentrain.ledger.reader import read_run
 from tests.callbacks.conftest import CONTEXT, Gears, Recorder, TinyLM, Told, followed, text_loader
@@ -478,3 +478,22 @@ def test_a_log_is_written_whatever_happens_to_ours(accelerator: GreenAccelerator
     with pytest.warns(GreenTrainWarning, match="ZeroDivisionError"):
         accelerator.log({"loss": 1.0}, step=3, log_kwargs={"memory": {"commit": True}})
     assert tracker.logged == [{"loss": 1.0, "step": 3, "commit": True}]
+
+
+def test_log_with_greentrain_measures_a_script_that_only_names_its_trackers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    monkeypatch.setitem(tracking.LOGGER_TYPE_TO_CLASS, "greentrain", None)  # so that it is gone again
+    config = tmp_path / "green.yaml"
+    config.write_text(f"run: {{dir: {tmp_path / 'runs'}, name: mine, report: false}}\n")
+    monkeypatch.setenv("GREENTRAIN_CONFIG", str(config))
+    register()
+    accelerator = Accelerator(log_with="greentrain", cpu=True)
+    accelerator.init_trackers("demo", config={"lr": 0.1})
+    session = accelerator.get_tracker("greentrain", unwrap=True)
+    assert session.running
+    accelerator.log({"loss": 1.0}, step=1)
+    accelerator.end_training()
+    assert not session.running and session.folder.parent == tmp_path / "runs"
+    assert read_run(session.folder).ranks[0].close["reason"] == "finished"

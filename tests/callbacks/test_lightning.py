@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable
+from importlib.metadata import EntryPoint
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -671,3 +673,33 @@ def test_processes_that_train_side_by_side_without_knowing_each_other_are_refuse
         return
     with pytest.raises(ConfigError, match="started 2 processes, but each has a Trainer of its own"):
         _check_world(found)
+
+
+def test_the_entry_point_adds_one_callback_where_the_environment_names_a_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = "lightning.pytorch.callbacks_factory"
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    points = [EntryPoint(name, value, group) for name, value in project["entry-points"][group].items()]
+    monkeypatch.setattr(
+        "lightning.fabric.utilities.registry.entry_points", lambda group: [p for p in points if p.group == group]
+    )
+
+    def green(*callbacks: L.Callback) -> list[Any]:
+        trainer: Any = _trainer(tmp_path, *callbacks)
+        return [callback for callback in trainer.callbacks if isinstance(callback, GreenCallback)]
+
+    monkeypatch.delenv("GREENTRAIN_CONFIG", raising=False)
+    assert green() == []
+    config = tmp_path / "green.yaml"
+    config.write_text(f"run: {{dir: {tmp_path / 'runs'}, report: false}}\n")
+    monkeypatch.setenv("GREENTRAIN_CONFIG", str(config))
+    own = GreenCallback({"run": {"dir": str(tmp_path)}})
+    assert green(own) == [own]
+    trainer = _trainer(tmp_path)
+    trainer.fit(Module(), text_loader(8, 2))
+    (run,) = (tmp_path / "runs").iterdir()
+    assert read_run(run).totals.steps == 4
+    config.write_text("run: {nonsense: 1}\n")
+    with pytest.raises(ConfigError, match="nonsense"):
+        _trainer(tmp_path)

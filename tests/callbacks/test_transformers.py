@@ -24,7 +24,8 @@ from transformers import (
 )
 from transformers.trainer_callback import DefaultFlowCallback
 
-from greentrain.callbacks.transformers import GreenCallback, calling
+from greentrain.callbacks.driver import calling
+from greentrain.callbacks.transformers import GreenCallback, register
 from greentrain.errors import ConfigError, GreenTrainWarning
 from greentrain.ledger.reader import read_run
 from tests.callbacks.conftest import CONTEXT, VOCAB, Gears, Recorder, Text, TinyLM, Told, followed
@@ -465,3 +466,21 @@ def test_an_evaluation_in_a_training_is_a_part_of_it_and_alone_a_run(callback: G
     caller.tell("on_prediction_step", model=TinyLM())
     caller.tell("on_evaluate")
     assert told == ["+data"], "the forward's hook says what is evaluated"
+
+
+def test_report_to_greentrain_is_a_callback_with_the_configuration_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.integrations import integration_utils
+
+    monkeypatch.setattr(integration_utils, "INTEGRATION_TO_CALLBACK", dict(integration_utils.INTEGRATION_TO_CALLBACK))
+    config = tmp_path / "green.yaml"
+    config.write_text(f"run: {{dir: {tmp_path / 'runs'}, name: mine, report: false}}\n")
+    monkeypatch.setenv("GREENTRAIN_CONFIG", str(config))
+    with pytest.raises(ValueError, match="greentrain is not supported"):
+        _trainer(tmp_path, report_to="greentrain")
+    register()
+    trainer = _trainer(tmp_path, report_to="greentrain")
+    trainer.train()
+    (run,) = (tmp_path / "runs").iterdir()
+    assert read_run(run).totals.steps == 4 and run.name.startswith("mine")

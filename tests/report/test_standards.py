@@ -146,7 +146,7 @@ def test_a_certificate_covers_its_own_hour_and_zone_and_no_more(tmp_path: Path) 
         ("timestamp_utc,kwh,g_per_kwh\n2026-01-01T00:00Z,1,\n", "2: g_per_kwh is ''"),
         ("timestamp_utc,kwh,g_per_kwh\n2026-01-01T00:30Z,1,0\n", "2: timestamp_utc is '2026-01-01T00:30Z'"),
         ("timestamp_utc,kwh,g_per_kwh\n2026-01-01T00:00,1,0\n", "2: timestamp_utc is '2026-01-01T00:00'"),
-        ("timestamp_utc,kwh,g_per_kwh\nnoon,1,0\n", "2: Invalid isoformat"),
+        ("timestamp_utc,kwh,g_per_kwh\nnoon,1,0\n", "2: timestamp_utc is 'noon'"),
     ],
 )
 def test_wrong_certificates_are_told_with_line_and_remedy(tmp_path: Path, text: str, said: str) -> None:
