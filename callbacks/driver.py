@@ -10,6 +10,7 @@ import json
 import os
 import socket
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
@@ -31,6 +32,8 @@ from greentrain.utils.topology import local_size
 
 _TOKEN_TYPES = (torch.int64, torch.int32)
 _MAX_DEPTH = 3
+CARD_S = 5.0
+"""Longest wait for the model card of what is saved behind a training (s)."""
 
 
 def count(batch: Any) -> tuple[int, int]:
@@ -97,6 +100,23 @@ def calling(kind: type[T]) -> T | None:
 
 SessionLike = GreenSession | GreenConfig | Mapping[str, Any] | str | Path | None
 """A finished session, or anything GreenSession accepts."""
+
+
+class _CardedSave:
+    """The ``save_pretrained`` of one model, with the footprint in a README.md beside it; a copy has the plain one."""
+
+    def __init__(self, model: Any, session: GreenSession) -> None:
+        self._model, self._session = weakref.ref(model), weakref.ref(session)
+
+    def __call__(self, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
+        model, session = self._model(), self._session()
+        result = type(model).save_pretrained(model, save_directory, *args, **kwargs)
+        if session is not None and session.folder is not None and Path(save_directory).is_dir():
+            session.write_card(Path(save_directory) / "README.md", wait_s=0.0 if session.running else CARD_S)
+        return result
+
+    def __reduce__(self) -> Any:
+        return getattr, (self._model(), "save_pretrained")  # of a model whose attributes come only then
 
 
 class Driver:
@@ -166,6 +186,12 @@ class Driver:
         try:
             if model is not None:  # DeepSpeed keeps the size of a sharded ZeRO-3 parameter in ds_numel
                 self.session.parameters = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
+                own = vars(model := unwrap(model))
+                if hasattr(type(model), "save_pretrained") and type(own.get("save_pretrained")) in (
+                    type(None),
+                    _CardedSave,
+                ):
+                    own["save_pretrained"] = _CardedSave(model, self.session)
             place = Topology(
                 rank=rank,
                 world_size=world_size,

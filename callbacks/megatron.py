@@ -39,7 +39,9 @@ def measured(pretrain: Call, green: SessionLike = None) -> Call:
     Raises:
         ConfigError: The configuration is wrong, or names gears: Megatron's layers have precisions of their own.
     """
-    warn_experimental("the adapter of Megatron-LM", "it ran its training loop on a CPU, with CUDA stood in for")
+    warn_experimental(
+        "the adapter of Megatron-LM", "it was run on a CPU, with Megatron's own loop and CUDA stood in for"
+    )
     driver = Driver(green)
     if driver.session.gears is not None:
         raise ConfigError("precision.gears cannot be used in Megatron-LM: set --fp8-format or --fp4-format there")

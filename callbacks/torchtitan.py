@@ -17,11 +17,11 @@ import torch.distributed as dist
 from greentrain.callbacks.driver import Driver, SessionLike
 from greentrain.errors import ConfigError
 from greentrain.types import Phase
-from greentrain.utils.never_raise import never_raises
+from greentrain.utils.never_raise import never_raises, warn_experimental
 
 
 def measured(trainer: type, green: SessionLike = None) -> Any:
-    """Return a subclass of a torchtitan Trainer whose ``train`` is a run; its ``green`` is the session.
+    """Return a subclass of a torchtitan Trainer whose ``train`` is a run; its ``green`` is the session. Experimental.
 
     Tokens are torchtitan's own ``ntokens_seen``; of ranks that share a batch they count once. Its loggers, TensorBoard
     and W&B, get ``green/energy_j`` and so on with every line. A training that goes on from a checkpoint goes on with
@@ -34,6 +34,7 @@ def measured(trainer: type, green: SessionLike = None) -> Any:
     Raises:
         ConfigError: The configuration is wrong, or names gears: torchtitan has its own converters (float8, mx).
     """
+    warn_experimental("the adapter of torchtitan", "it was run on a CPU, with torchtitan's own Trainer")
     driver = Driver(green)
     session = driver.session
     if session.gears is not None:
@@ -44,7 +45,7 @@ def measured(trainer: type, green: SessionLike = None) -> Any:
 
         def train(self) -> None:
             load = self.checkpointer.load
-            driver.replace(self.checkpointer, "load", lambda *args, **kwargs: (load(*args, **kwargs), self._begin())[0])
+            driver.replace(self.checkpointer, "load", lambda *args, **kwargs: self._begin(load(*args, **kwargs)))
             try:
                 super().train()
             except BaseException:
@@ -53,7 +54,7 @@ def measured(trainer: type, green: SessionLike = None) -> Any:
             driver.stop("finished")
             never_raises(self.metrics_processor.logger.log)(session.metrics(), self.step)
 
-        def _begin(self) -> None:
+        def _begin(self, loaded: Any) -> Any:
             dims, checkpointer, logger = self.parallel_dims, self.checkpointer, self.metrics_processor.logger
             mesh = dims.get_mesh("batch") if dims.dp_enabled else None
             if checkpointer.enable:
@@ -71,6 +72,7 @@ def measured(trainer: type, green: SessionLike = None) -> Any:
             driver.hook(self.optimizers.register_step_pre_hook, functools.partial(driver.enter, Phase.OPTIMIZER))
             driver.hook(self.optimizers.register_step_post_hook, functools.partial(driver.enter, None))
             driver.replace(logger, "log", functools.partial(_log, logger.log))
+            return loaded
 
         def _save(self, save: Any, step: int, last_step: bool = False) -> None:
             checkpointer, due = self.checkpointer, session.checkpoint_due

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final
 
-from greentrain.callbacks.driver import Driver, SessionLike, calling
+from greentrain.callbacks.driver import CARD_S, Driver, SessionLike, calling
 from greentrain.errors import ConfigError
 from greentrain.types import Phase
 from greentrain.utils.imports import try_import
@@ -23,8 +23,6 @@ with try_import("transformers") as _imports:
 _imports.check()
 
 
-CARD_S: Final = 5.0
-"""Longest wait for the model card of what is saved behind a training (s)."""
 STAGES: Final = {"_generate": Phase.GENERATE, "_calculate_rewards": Phase.REWARD}
 """Stages of TRL's online trainers (GRPO, RLOO) that no event tells: trl/trainer/grpo_trainer.py."""
 

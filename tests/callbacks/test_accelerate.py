@@ -496,4 +496,5 @@ def test_log_with_greentrain_measures_a_script_that_only_names_its_trackers(
     accelerator.log({"loss": 1.0}, step=1)
     accelerator.end_training()
     assert not session.running and session.folder.parent == tmp_path / "runs"
-    assert read_run(session.folder).ranks[0].close["reason"] == "finished"
+    close = read_run(session.folder).ranks[0].close
+    assert close is not None and close["reason"] == "finished"

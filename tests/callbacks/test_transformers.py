@@ -1,9 +1,12 @@
 """GreenCallback for the Hugging Face Trainer, in real Trainers."""
 
+import copy
+import gc
 import pickle
 import shutil
 import time
 import types
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -484,3 +487,22 @@ def test_report_to_greentrain_is_a_callback_with_the_configuration_of_the_enviro
     trainer.train()
     (run,) = (tmp_path / "runs").iterdir()
     assert read_run(run).totals.steps == 4 and run.name.startswith("mine")
+
+
+def test_a_plain_save_pretrained_has_the_footprint_and_the_model_is_copied_and_pickled_as_ever(tmp_path: Path) -> None:
+    trainer = _trainer(tmp_path, callback := GreenCallback(Recorder(tmp_path / "runs")))
+    trainer.train()
+    time.sleep(0.02)
+    model: Any = trainer.model
+    model.save_pretrained(tmp_path / "plain")
+    emissions = ModelCard.load(tmp_path / "plain" / "README.md", ignore_metadata_errors=True).data["co2_eq_emissions"]
+    assert emissions["emissions"] >= 0 and "GreenTrain" in emissions["source"]
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert other.save_pretrained.__self__ is other  # the plain method, of the copy
+        other.save_pretrained(tmp_path / "other")
+        assert not (tmp_path / "other" / "README.md").exists()
+    assert b"greentrain" not in pickle.dumps(model)
+    gone = weakref.ref(model)
+    del trainer, callback, model, other
+    gc.collect()
+    assert gone() is None
