@@ -109,7 +109,8 @@ class _CardedSave:
         self._model, self._session = weakref.ref(model), weakref.ref(session)
 
     def __call__(self, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
-        model, session = self._model(), self._session()
+        model: Any = self._model()
+        session = self._session()
         result = type(model).save_pretrained(model, save_directory, *args, **kwargs)
         if session is not None and session.folder is not None and Path(save_directory).is_dir():
             session.write_card(Path(save_directory) / "README.md", wait_s=0.0 if session.running else CARD_S)
