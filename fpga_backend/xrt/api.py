@@ -1,26 +1,18 @@
-"""XRT as the card needs it: one small seam, behind which is AMD's Python module or its C library.
+"""XRT as the card needs it: AMD's C library through ctypes, which drops Python's lock in every call.
 
-``PyxrtApi`` uses pyxrt, AMD's own Python module, which comes with XRT and not from PyPI. It has two generations: up to
-XRT 2.16 a design is loaded onto the device; later a hardware context is made of it, and ``load_xclbin`` is deprecated
-(``src/python/pybind11/pyxrt.pyi`` of Xilinx/XRT at 4901406, 2026). ``CtypesApi`` calls the C library through ctypes,
-which drops Python's lock in every call (signatures: XRT 2.13.466, ``xrt/xrt_device.h``, ``xrt/xrt_bo.h``,
-``xrt/xrt_kernel.h``).
-
-Nothing here waits inside the library: pyxrt's ``wait`` holds Python's lock for as long as a kernel runs
-(``src/python/pybind11/src/pyxrt.cpp`` of Xilinx/XRT, tags 2.13 to 2.23 and 963c58e, 2026-11-21).
+Signatures: XRT 2.13.466, ``xrt/xrt_device.h``, ``xrt/xrt_bo.h``, ``xrt/xrt_kernel.h``. AMD's Python module is not used:
+its ``wait`` holds Python's lock for as long as a kernel runs (``src/python/pybind11/src/pyxrt.cpp`` of Xilinx/XRT, tags
+2.13 to 2.23), it has two generations, and it is built for one version of Python.
 """
 
 import ctypes
-import importlib
 import os
 import re
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from greentrain.fpga_backend.errors import DeviceError
@@ -42,58 +34,6 @@ STATES = {
     11: "crash of a soft kernel",
 }
 """``enum ert_cmd_state``: ert.h of XRT 2.13.466."""
-
-
-class BufferObject(Protocol):
-    """A buffer object."""
-
-    def write(self, data: npt.NDArray[Any], offset: int) -> None:
-        """Copy an array to the card."""
-
-    def read(self, out: npt.NDArray[Any], offset: int) -> None:
-        """Copy from the card into an array."""
-
-    def address(self) -> int:
-        """Return where the buffer's host side is mapped in this process."""
-
-    def free(self) -> None:
-        """Give it back."""
-
-
-class XrtRun(Protocol):
-    """One execution of a kernel."""
-
-    def state(self) -> int:
-        """Return a key of ``STATES``, at once."""
-
-    def close(self) -> None:
-        """Give it back."""
-
-
-class XrtKernel(Protocol):
-    """A kernel of the loaded design."""
-
-    def group(self, argument: int) -> int:
-        """Return the memory that a pointer argument is connected to."""
-
-    def start(self, arguments: "Sequence[BufferObject | int]") -> XrtRun:
-        """Start the kernel and return at once."""
-
-
-class XrtApi(Protocol):
-    """One opened card. Methods raise DeviceError where XRT fails."""
-
-    def load(self, xclbin: Path) -> str:
-        """Program the card; return the UUID that it reports."""
-
-    def kernel(self, name: str) -> XrtKernel:
-        """Open a kernel of the loaded design."""
-
-    def allocate(self, nbytes: int, group: int) -> BufferObject:
-        """Reserve memory, in the memory that :meth:`XrtKernel.group` has named."""
-
-    def close(self) -> None:
-        """Give the card back. Idempotent."""
 
 
 LIBRARY = "libxrt_coreutil.so.2"
@@ -183,8 +123,8 @@ def minor_release() -> int | None:
     return int(found[1]) if found else None
 
 
-class CtypesApi:
-    """One card through the C API.
+class XrtApi:
+    """One opened card. Methods raise DeviceError where XRT fails.
 
     Args:
         address: PCI address of the card (``0000:c1:00.1``), or XRT's number of it.
@@ -202,27 +142,27 @@ class CtypesApi:
             handle = self._library.xrtDeviceOpenByBDF(address.encode())
         self._device: int | None = _valid(handle, f"opening card {address}")
         self._uuid = _UUID()
-        self._kernels: list[CtypesKernel] = []
+        self._kernels: list[XrtKernel] = []
 
     def load(self, xclbin: Path) -> str:
-        """Program the card."""
+        """Program the card; return the UUID that it reports."""
         _done(self._library.xrtDeviceLoadXclbinFile(self._device, str(xclbin).encode()), f"loading {xclbin}")
         _done(self._library.xrtDeviceGetXclbinUUID(self._device, self._uuid), "asking for the loaded UUID")
         return str(uuid.UUID(bytes=bytes(self._uuid)))
 
-    def kernel(self, name: str) -> "CtypesKernel":
-        """Open a kernel."""
+    def kernel(self, name: str) -> "XrtKernel":
+        """Open a kernel of the loaded design."""
         handle = self._library.xrtPLKernelOpen(self._device, self._uuid, name.encode())
-        self._kernels.append(CtypesKernel(self._library, _valid(handle, f"opening kernel {name}"), name))
+        self._kernels.append(XrtKernel(self._library, _valid(handle, f"opening kernel {name}"), name))
         return self._kernels[-1]
 
-    def allocate(self, nbytes: int, group: int) -> "CtypesMemory":
-        """Reserve memory."""
+    def allocate(self, nbytes: int, group: int) -> "BufferObject":
+        """Reserve memory, in the memory that :meth:`XrtKernel.group` has named."""
         handle = self._library.xrtBOAlloc(self._device, nbytes, 0, group)
-        return CtypesMemory(self._library, _valid(handle, f"allocating {nbytes} bytes in memory {group}"))
+        return BufferObject(self._library, _valid(handle, f"allocating {nbytes} bytes in memory {group}"))
 
     def close(self) -> None:
-        """Give the card back."""
+        """Give the card back. Idempotent."""
         while self._kernels:
             self._kernels.pop().close()
         if self._device is not None:
@@ -230,7 +170,7 @@ class CtypesApi:
             self._device = None
 
 
-class CtypesMemory:
+class BufferObject:
     """A buffer object."""
 
     def __init__(self, library: ctypes.CDLL, handle: int) -> None:
@@ -248,7 +188,7 @@ class CtypesMemory:
         _done(self._library.xrtBORead(self.handle, out.ctypes.data, out.nbytes, offset), "reading a buffer")
 
     def address(self) -> int:
-        """Return the mapped address."""
+        """Return where the buffer's host side is mapped in this process."""
         return _valid(self._library.xrtBOMap(self.handle), "mapping a buffer")
 
     def free(self) -> None:
@@ -258,8 +198,8 @@ class CtypesMemory:
             self.handle = None
 
 
-class CtypesKernel:
-    """A kernel."""
+class XrtKernel:
+    """A kernel of the loaded design."""
 
     def __init__(self, library: ctypes.CDLL, handle: int, name: str) -> None:
         self._library = library
@@ -267,15 +207,15 @@ class CtypesKernel:
         self._name = name
 
     def group(self, argument: int) -> int:
-        """Return the memory of a pointer."""
+        """Return the memory that a pointer argument is connected to."""
         found = int(self._library.xrtKernelArgGroupId(self._handle, argument))
         if found < 0:
             raise DeviceError(f"XRT knows no memory of argument {argument} of {self._name} (error {found})")
         return found
 
-    def start(self, arguments: Sequence[BufferObject | int]) -> "CtypesRun":
-        """Start it."""
-        run = CtypesRun(self._library, _valid(self._library.xrtRunOpen(self._handle), f"preparing {self._name}"))
+    def start(self, arguments: Sequence[BufferObject | int]) -> "XrtRun":
+        """Start the kernel and return at once."""
+        run = XrtRun(self._library, _valid(self._library.xrtRunOpen(self._handle), f"preparing {self._name}"))
         try:
             for i, value in enumerate(arguments):
                 place = f"setting argument {i} of {self._name}"
@@ -292,15 +232,15 @@ class CtypesKernel:
         self._library.xrtKernelClose(self._handle)
 
 
-class CtypesRun:
-    """One execution."""
+class XrtRun:
+    """One execution of a kernel."""
 
     def __init__(self, library: ctypes.CDLL, handle: int) -> None:
         self._library = library
         self.handle = handle
 
     def state(self) -> int:
-        """Return its state."""
+        """Return a key of ``STATES``, at once."""
         return int(self._library.xrtRunState(self.handle))
 
     def close(self) -> None:
@@ -309,7 +249,7 @@ class CtypesRun:
 
 
 def _handle(memory: BufferObject) -> int:
-    if not isinstance(memory, CtypesMemory) or memory.handle is None:
+    if not isinstance(memory, BufferObject) or memory.handle is None:
         raise DeviceError("a buffer was freed, or is of another card")
     return memory.handle
 
@@ -324,151 +264,3 @@ def _valid(handle: int | None, what: str) -> int:
 def _done(code: int, what: str) -> None:
     if code:
         raise DeviceError(f"XRT failed in {what}: code {code}")
-
-
-def load_pyxrt() -> Any:
-    """Import pyxrt. It loads libxrt: for a process of its own, not for the training.
-
-    Raises:
-        DeviceError: It is not there, or something else has its name.
-    """
-    try:
-        module = importlib.import_module("pyxrt")
-    except ImportError as error:
-        raise DeviceError(
-            f"pyxrt cannot be imported ({error}): it comes with AMD's XRT (source its setup.sh), not from PyPI; or use "
-            "api='ctypes'"
-        ) from error
-    if not hasattr(module, "device") or not hasattr(module, "kernel"):
-        raise DeviceError(
-            f"{getattr(module, '__file__', 'pyxrt')} is not AMD's pyxrt: it has no 'device'. An X-ray tracer is called "
-            "xrt on PyPI and python3-xrt in Debian 12"
-        )
-    return module
-
-
-class PyxrtApi:
-    """One card through pyxrt.
-
-    Args:
-        address: PCI address of the card (``0000:c1:00.1``), or XRT's number of it.
-        module: Module that :func:`load_pyxrt` returned.
-
-    Raises:
-        DeviceError: There is no such card.
-    """
-
-    def __init__(self, address: str | int = 0, *, module: Any = None) -> None:
-        self._xrt = load_pyxrt() if module is None else module
-        with _told(f"opening card {address}"):
-            self._device = self._xrt.device(address)
-        self._uuid: Any = None
-        self._context: Any = None
-
-    def load(self, xclbin: Path) -> str:
-        """Program the card, by a hardware context where pyxrt has them."""
-        with _told(f"loading {xclbin}"):
-            if hasattr(self._xrt, "hw_context"):
-                self._uuid = self._device.register_xclbin(self._xrt.xclbin(str(xclbin)))
-                self._context = self._xrt.hw_context(self._device, self._uuid)
-            else:
-                self._uuid = self._device.load_xclbin(str(xclbin))
-            return str(self._uuid.to_string())
-
-    def kernel(self, name: str) -> "PyxrtKernel":
-        """Open a kernel."""
-        with _told(f"opening kernel {name}"):
-            if self._context is not None:
-                return PyxrtKernel(self._xrt.kernel(self._context, name), name)
-            return PyxrtKernel(self._xrt.kernel(self._device, self._uuid, name, self._xrt.kernel.shared), name)
-
-    def allocate(self, nbytes: int, group: int) -> "PyxrtMemory":
-        """Reserve memory."""
-        owner = self._device if self._context is None else self._context
-        with _told(f"allocating {nbytes} bytes in memory {group}"):
-            return PyxrtMemory(self._xrt, self._xrt.bo(owner, nbytes, self._xrt.bo.normal, group))
-
-    def close(self) -> None:
-        """Drop everything: pyxrt gives back what nobody refers to."""
-        self._context = self._uuid = self._device = None
-
-
-class PyxrtMemory:
-    """A buffer object."""
-
-    def __init__(self, module: Any, bo: Any) -> None:
-        self._direction = module.xclBOSyncDirection
-        self.bo = bo
-
-    def write(self, data: npt.NDArray[Any], offset: int) -> None:
-        """Copy to the mapped side, then to the card."""
-        with _told("writing a buffer"):
-            self.bo.write(data.reshape(-1).view(np.uint8), offset)
-            self.bo.sync(self._direction.XCL_BO_SYNC_BO_TO_DEVICE, data.nbytes, offset)
-
-    def read(self, out: npt.NDArray[Any], offset: int) -> None:
-        """Fetch from the card, then copy from the mapped side."""
-        with _told("reading a buffer"):
-            self.bo.sync(self._direction.XCL_BO_SYNC_BO_FROM_DEVICE, out.nbytes, offset)
-            found = np.asarray(self.bo.read(out.nbytes, offset)).view(np.uint8)
-        out.reshape(-1).view(np.uint8)[:] = found
-
-    def address(self) -> int:
-        """Return the mapped address."""
-        with _told("mapping a buffer"):
-            return int(np.frombuffer(self.bo.map(), np.uint8).ctypes.data)
-
-    def free(self) -> None:
-        """Give it back."""
-        self.bo = None
-
-
-class PyxrtKernel:
-    """A kernel."""
-
-    def __init__(self, kernel: Any, name: str) -> None:
-        self._kernel = kernel
-        self._name = name
-
-    def group(self, argument: int) -> int:
-        """Return the memory of a pointer."""
-        with _told(f"asking for the memory of argument {argument} of {self._name}"):
-            return int(self._kernel.group_id(argument))
-
-    def start(self, arguments: Sequence[BufferObject | int]) -> "PyxrtRun":
-        """Start it."""
-        with _told(f"starting {self._name}"):
-            return PyxrtRun(self._kernel(*(value if isinstance(value, int) else _bo(value) for value in arguments)))
-
-
-class PyxrtRun:
-    """One execution."""
-
-    def __init__(self, run: Any) -> None:
-        self._run = run
-
-    def state(self) -> int:
-        """Return its state."""
-        with _told("asking for the state of a run"):
-            return int(self._run.state())
-
-    def close(self) -> None:
-        """Give it back."""
-        self._run = None
-
-
-def _bo(memory: BufferObject) -> Any:
-    if not isinstance(memory, PyxrtMemory) or memory.bo is None:
-        raise DeviceError("a buffer was freed, or is of another card")
-    return memory.bo
-
-
-@contextmanager
-def _told(what: str) -> Iterator[None]:
-    """Turn whatever pyxrt raises into a DeviceError that says what was being done."""
-    try:
-        yield
-    except DeviceError:
-        raise
-    except Exception as error:  # pybind11 turns C++ exceptions into several types
-        raise DeviceError(f"XRT failed in {what}: {error}") from error

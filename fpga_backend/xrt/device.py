@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from greentrain.fpga_backend.artifact import Artifact, as_artifact
 from greentrain.fpga_backend.batch import Batch, Result, fitting
@@ -36,7 +36,6 @@ class XrtDevice:
         design: The xclbin: linked for the card, or, for no-op emulation, of metadata only (:mod:`.xclbin`).
         addresses: PCI address of the card's user function (``0000:c1:00.1``), as a text or alone in a list; none: the
             first card that is found.
-        api: Way to XRT: AMD's ``pyxrt``, the C library with ``ctypes``, or what is there (``auto``).
         depth: Number of batches that may wait.
         timeout_s: A batch that takes longer fails, and the worker with it (s); None: no limit.
         restarts: Most times a dead worker is replaced, its models loaded again. With 0 the device is lost with its
@@ -57,7 +56,6 @@ class XrtDevice:
         design: Path | str,
         *,
         addresses: Sequence[str] | str = (),
-        api: Literal["auto", "pyxrt", "ctypes"] = "auto",
         depth: int = 8,
         timeout_s: float | None = 600.0,
         restarts: int = 0,
@@ -82,7 +80,6 @@ class XrtDevice:
         settings: dict[str, Any] = {
             "do": "open",
             "address": 0 if card is None else card.address,  # emulation counts its cards
-            "api": api,
             "xclbin": str(design.resolve()),
             "silicon": None if silicon is None else str(silicon.resolve()),
             "memory_bytes": memory_bytes,
@@ -102,7 +99,7 @@ class XrtDevice:
             exact=True,
             simulated=card is None,
             memory_bytes=self._keeper.opened["memory_bytes"],
-            details={"xclbin": found.uuid, "platform": found.platform, "api": self._keeper.opened["api"]},
+            details={"xclbin": found.uuid, "platform": found.platform},
         )
         if card is not None:
             warn_experimental("the XRT device", "it ran in XRT's no-op emulation, never on a card")

@@ -3,8 +3,8 @@
 It is started by :class:`greentrain.fpga_backend.xrt.worker_client.Process`, ends with its parent, and says what goes
 wrong as a message. One message is answered before the next is read::
 
-    open    address, api, xclbin, silicon, memory_bytes,
-            activation_bytes                              -> memory_bytes, api
+    open    address, xclbin, silicon, memory_bytes,
+            activation_bytes                              -> memory_bytes
     load    model; the model's memory                     -> used_bytes
     unload  model                                         -> used_bytes
     region  the memory of batches from now on             -> nothing
@@ -30,7 +30,7 @@ from greentrain.fpga_backend.csim.kernels import WEIGHTS
 from greentrain.fpga_backend.csim.schedule import BatchSchedule
 from greentrain.fpga_backend.errors import DeviceError, DeviceLostError
 from greentrain.fpga_backend.xrt import ipc
-from greentrain.fpga_backend.xrt.api import CtypesApi, PyxrtApi, XrtApi, load_pyxrt
+from greentrain.fpga_backend.xrt.api import XrtApi
 from greentrain.fpga_backend.xrt.card import XrtCard, simulated_kernels
 from greentrain.fpga_backend.xrt.ipc import SharedRegion
 
@@ -133,7 +133,6 @@ class Worker:
         self,
         *,
         address: str | int,
-        api: str,
         xclbin: str,
         silicon: str | None,
         memory_bytes: int | None,
@@ -141,13 +140,13 @@ class Worker:
     ) -> dict[str, Any]:
         self._activation_bytes = activation_bytes
         fabric = None if silicon is None else simulated_kernels(Path(silicon))
-        opened = open_api(api, address)
+        opened = XrtApi(address)
         try:
             self._card = XrtCard(opened, Path(xclbin), silicon=fabric, memory_bytes=memory_bytes)
         except BaseException:
             opened.close()
             raise
-        return {"memory_bytes": self._card.memory_bytes, "api": type(opened).__name__}
+        return {"memory_bytes": self._card.memory_bytes}
 
     def _load(self, number: int, fd: int) -> dict[str, Any]:
         region = SharedRegion(fd)
@@ -178,20 +177,6 @@ class Worker:
 
     def _used(self) -> dict[str, Any]:
         return {"used_bytes": 0 if self._card is None else self._card.used_bytes}
-
-
-def open_api(name: str, address: str | int) -> XrtApi:
-    """Open a card through ``pyxrt`` or ``ctypes``, or through whichever is there (``auto``).
-
-    Raises:
-        DeviceError: It cannot be opened.
-    """
-    if name == "auto":
-        try:
-            return PyxrtApi(address, module=load_pyxrt())
-        except DeviceError:
-            return CtypesApi(address)
-    return PyxrtApi(address) if name == "pyxrt" else CtypesApi(address)
 
 
 def _check_room(card: XrtCard, weights: ipc.Weights) -> None:
