@@ -75,17 +75,14 @@ def explore(
     gpu_tokens_per_s: Annotated[float | None, typer.Option(help="Measured on your GPU.")] = None,
     gpu_power_w: Annotated[float | None, typer.Option(help="Measured on your GPU, mean of the same time.")] = None,
     as_json: JsonOption = False,
-    plot: Annotated[Path | None, typer.Option(help="Picture: FILE.png, .svg or .pdf.")] = None,
 ) -> None:
     """Model tokens/s, watts and J/token of a model on cards, and say when a GPU is cheaper."""
-    from greentrain.fpga_backend.explore.report import check_plot, draw, verdicts
+    from greentrain.fpga_backend.explore.report import table, verdicts
     from greentrain.fpga_backend.explore.space import PRECISIONS, open_subject
     from greentrain.fpga_backend.explore.space import explore as points_of
     from greentrain.utils.validation import choice
 
     choice("--head", head, ("score", "logprob"))
-    if plot is not None:
-        check_plot(plot)
     precisions = words_of("--precision", precision, tuple(PRECISIONS))
     batches, numbers = whole_numbers_of("--batch", batch), whole_numbers_of("--cards", cards)
     specs = _cards(card, given or [], assume)
@@ -110,15 +107,7 @@ def explore(
     if as_json:
         typer.echo(json.dumps(_document(found, points, gpus, said, specs), indent=1))
     else:
-        from greentrain.fpga_backend.explore.report import table
-
         console().print(table(found, points, gpus, said, specs))
-    if plot is not None:
-        try:
-            draw(found, points, gpus).savefig(plot, dpi=130)
-        except OSError as error:
-            raise ConfigError(f"--plot {plot} cannot be written: {error}") from error
-        typer.echo(f"Picture: {plot}", err=as_json)
 
 
 @app.command()

@@ -108,7 +108,7 @@ def test_the_commands_and_options_are_these() -> None:
         "devices": ["--json"],
         "explore": [
             "--assume", "--batch", "--card", "--cards", "--gpu", "--gpu-power-w", "--gpu-tokens-per-s", "--head",
-            "--json", "--mfu", "--plot", "--precision", "--sequence", "--set", "--texts", "model",
+            "--json", "--mfu", "--precision", "--sequence", "--set", "--texts", "model",
         ],
         "ranks": ["--json", "--out", "--pairs", "--precision", "model", "preferences"],
     }  # fmt: skip

@@ -88,15 +88,6 @@ def test_a_measured_gpu() -> None:
     assert "measure yours" not in out
 
 
-def test_a_picture(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    file = tmp_path / "space.svg"
-    code, out, _ = _run("explore", "minilm", "--assume", *SMALL, "--plot", str(file))
-    assert code == 0 and str(file) in out.replace("\n", "")
-    text = file.read_text(encoding="utf-8")
-    assert text.startswith("<?xml") and "<svg" in text
-
-
 def test_a_compiled_model_and_a_model_folder(tmp_path: Path) -> None:
     artifact = decoder()
     artifact.save(tmp_path / "compiled")
@@ -126,7 +117,6 @@ def test_a_compiled_model_and_a_model_folder(tmp_path: Path) -> None:
         (["minilm", "--mfu", "3"], "--mfu"),
         (["minilm", "--gpu-power-w", "3"], "belong together"),
         (["minilm", "--gpu-power-w", "3", "--gpu-tokens-per-s", "3"], "one measured GPU"),
-        (["minilm", "--plot", "x.txt"], ".png, .svg, .pdf"),
         (["minilm", "--texts", "none.txt"], "needs weights"),
         (["minilm", "--batch", ",".join(map(str, range(1, 900)))], "at most 5000"),
     ],
