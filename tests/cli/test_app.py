@@ -88,6 +88,8 @@ def test_the_commands_and_options_are_these() -> None:
         "fleet": [],
         "fpga": [],
         "rlhf": [],
+        "event": [],
+        "tune": [],
         "config": [],
         "ui": ["--cache", "--every-s", "--host", "--json", "--name", "--no-open", "--port", "--token-file", "runs"],
     }  # fmt: skip
