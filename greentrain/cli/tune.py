@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from greentrain.cli import completion as complete
-from greentrain.cli.terminal import Commands, JsonOption, say, whole_numbers_of, words_after
+from greentrain.cli.terminal import Commands, JsonOption, OutOption, put, say, whole_numbers_of, words_after
 from greentrain.errors import ConfigError
 
 app = typer.Typer(name="tune", cls=Commands, help="Batch sizes and pipelines of least energy.", no_args_is_help=True)
@@ -64,3 +64,32 @@ def batch(
         told=say,
     )
     typer.echo(json.dumps(dataclasses.asdict(result), indent=1) if as_json else str(result))
+
+
+@app.command()
+def pipeline(
+    profile: Annotated[
+        Path, typer.Argument(help="CSV: stage, instruction, frequency, time, energy; gear if not bf16.")
+    ],
+    micro_batches: Annotated[int, typer.Option(help="Micro-batches of a step.")],
+    tokens: Annotated[float, typer.Option(help="Tokens of a step of one pipeline.")],
+    waiting_w: Annotated[float, typer.Option(help="Power of a device that waits for another stage.")],
+    schedule: Annotated[
+        str, typer.Option(help="1f1b or gpipe.", autocompletion=complete.one_of("1f1b", "gpipe"))
+    ] = "1f1b",
+    devices: Annotated[int, typer.Option(help="Devices of a stage.")] = 1,
+    pipelines: Annotated[str, typer.Option(help="Pipelines side by side that a plan may use, as in 1,2,4.")] = "1",
+    out: OutOption = None,
+) -> None:
+    """Write the time-energy frontier of a pipeline as an action table for policy.actions (experimental)."""
+    import yaml
+
+    from greentrain.policy.pipeline import Pipeline, action_rows, read_profile
+
+    rows = []
+    for gear, options in read_profile(profile).items():
+        pipe = Pipeline(options, micro_batches, schedule=schedule, waiting_w=waiting_w)
+        points = pipe.frontier()
+        for width in whole_numbers_of("--pipelines", pipelines):
+            rows += action_rows(points, gear, tokens=tokens, stages=pipe.stages, devices=devices, pipelines=width)
+    put(yaml.safe_dump({"device": f"pipeline of {profile.name}", "actions": rows}, sort_keys=False), out)
