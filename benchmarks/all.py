@@ -71,6 +71,7 @@ BENCHMARKS: Final = (
     Benchmark(name="scheduling", document="scheduling-benchmarks.md", minutes=12),
     Benchmark(name="actuation", document="actuation-benchmarks.md", minutes=6),
     Benchmark(name="tune_batch", document="tune.md", minutes=3),
+    Benchmark(name="pipeline_frontier", document="tune.md", minutes=3),
     Benchmark(name="fpga_emulator", document="fpga-benchmarks.md", minutes=6),
     Benchmark(name="fpga_quality", document="fpga-quality.md", minutes=20),
     Benchmark(name="fpga_figures", document="fpga-explore.md", minutes=0.1, quick=("--model", "minilm")),
