@@ -4,8 +4,8 @@
     python benchmarks/pipeline_frontier.py --quick     # to see that it runs
 
 Stages of GPT-3 175B and BLOOM on A100s, each pass at 38 clocks, as the authors of Perseus profiled them
-(``benchmarks/data/perseus_sosp24``), 8 stages, 12 micro-batches, 1F1B; a GPU that waits for another stage draws 83.64 W, as
-in their script. Small pipelines of three clocks are compared with all choices.
+(``benchmarks/data/perseus_sosp24``), 8 stages, 12 micro-batches, 1F1B; a GPU that waits for another stage draws
+83.64 W, as in their script. Small pipelines of three clocks are compared with all choices.
 """
 
 import argparse
@@ -30,8 +30,8 @@ PUBLISHED: Final = {
     "gpt3-175b": ((2.818, 6212.8), (3.456, 5736.4)),
     "bloom": ((2.797, 6558.8), (3.436, 5475.0)),
 }
-"""Fastest and slowest point (s, J) of the authors' own frontier (``sosp24_data/emulation/iteration_time_energy``), by fitted
-curves and times rounded down to a millisecond, where ours are sums of recorded passes."""
+"""Fastest and slowest point (s, J) of the authors' own frontier (``sosp24_data/emulation/iteration_time_energy``), by
+fitted curves and times rounded down to a millisecond, where ours are sums of recorded passes."""
 SPEEDS: Final = (1.0, 1.02, 1.05, 1.1, 1.15)
 
 
@@ -100,16 +100,7 @@ def table_of_small(seeds: int) -> Table:
         best, found = pareto([pipe.step(plan) for plan in plans]), pipe.frontier()
         ratios = [point.energy_j / least(best, point.step_s) for point in found]
         worst_of_all, mean = max(worst_of_all, *ratios), f"{sum(ratios) / len(ratios):.4f}"
-        rows.append(
-            [
-                str(seed),
-                str(len(plans)),
-                str(len(best)),
-                str(len(found)),
-                f"{sum(ratios) / len(ratios):.4f}",
-                f"{max(ratios):.4f}",
-            ]
-        )
+        rows.append([str(seed), str(len(plans)), str(len(best)), str(len(found)), mean, f"{max(ratios):.4f}"])
     good = worst_of_all <= 1.05
     return Table(
         case="pipeline",
