@@ -166,7 +166,7 @@ class Pipeline:
         unit_s = max((slow - fast) / STEPS, min(hull[0].time_s for hull in hulls.values()) / 100)
         scale = 100.0 / max(abs(self.extra_j(option)) for hull in hulls.values() for option in hull)
 
-        class Hull(CostModel):  # type: ignore[misc]
+        class Hull(CostModel):
             def __init__(self, times: Sequence[int], costs: Sequence[float]) -> None:
                 self.times, self.costs = times, costs
 
@@ -192,8 +192,7 @@ class Pipeline:
         dag.add_edges_from((ids[a], ids[key]) for key in self.order for a in self.before[key])
         dag.add_edges_from([(0, n) for n in ids.values() if not dag.in_degree(n)])
         dag.add_edges_from([(n, 1) for n in ids.values() if not dag.out_degree(n)])
-        fast = [dict.fromkeys(self.order, 0), dict.fromkeys(self.order, -1)]
-        plans = [{key: hulls[key[:2]][i[key]] for key in self.order} for i in fast]
+        plans = [{key: hulls[key[:2]][i] for key in self.order} for i in (0, -1)]
         for knob in set.intersection(*({option.knob for option in found} for found in self.profile.values())):
             alike = {key: next(o for o in found if o.knob == knob) for key, found in self.profile.items()}
             plans.append({key: alike[key[:2]] for key in self.order})
