@@ -10,8 +10,11 @@ def lightning_callbacks() -> list[object]:
     """Return what Lightning adds to a Trainer: a GreenCallback where GREENTRAIN_CONFIG is set and it has none yet."""
     if not os.environ.get(CONFIG):
         return []
+    from lightning.pytorch import Trainer
+
     from greentrain.callbacks.driver import calling
-    from greentrain.callbacks.lightning import GreenCallback, Trainer
+    from greentrain.callbacks.lightning import GreenCallback
 
     trainer = calling(Trainer)
-    return [] if trainer is None or any(isinstance(c, GreenCallback) for c in trainer.callbacks) else [GreenCallback()]
+    has = trainer is None or any(isinstance(one, GreenCallback) for one in getattr(trainer, "callbacks", ()))
+    return [] if has else [GreenCallback()]

@@ -89,7 +89,8 @@ def profile_forecast(past_g_per_kwh: Array, hours: int, fades: Fades = FADES) ->
     if weekday is not None:
         found += weekday[:, ahead % 168]
     lowest = np.fmin.reduce(past_g_per_kwh, axis=1, initial=np.inf, keepdims=True)
-    return np.maximum(found, lowest * np.where(lowest < 0, 2 - _FLOOR, _FLOOR))  # NaN where nothing is known
+    floor: Array = np.maximum(found, lowest * np.where(lowest < 0, 2 - _FLOOR, _FLOOR))  # NaN where nothing is known
+    return floor
 
 
 class ProfileForecast:

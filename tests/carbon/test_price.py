@@ -163,7 +163,7 @@ def entsoe(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], EntsoePrices]:
 
 
 def test_day_ahead_prices_are_asked_and_known_ahead(entsoe: Callable[[Any], EntsoePrices]) -> None:
-    import pandas as pd
+    import pandas as pd  # type: ignore[import-untyped]
 
     midnight = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     index = pd.date_range(midnight, periods=8, freq="15min").tz_convert("Europe/Berlin")

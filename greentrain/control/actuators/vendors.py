@@ -55,11 +55,21 @@ class Vendor:
         return [_IntelKnobs(self, cards[i].uid, cards[i].name, cards[i].handle) for i in seen]
 
 
+class NotOffered(Exception):
+    """This vendor's cards have no such setting."""
+
+    code = 2  # as AMDSMI_STATUS_NOT_SUPPORTED, which refusal() knows
+
+
 class _Knobs(GpuKnobs):
     def __init__(self, vendor: Vendor, uid: str, name: str, handle: Any, partitions: int = 1) -> None:
         parts = [f"{uid}/{part}" for part in range(partitions) if partitions > 1]
         super().__init__(vendor, NvmlGpu(index=0, uuid=uid, name=name, slices=parts, handle=handle))
-        self._bindings, self._library = vendor.bindings, vendor.library
+        self._bindings, self._vendor = vendor.bindings, vendor
+
+    @property
+    def _library(self) -> guardian_main.Library:
+        return self._vendor.library
 
     def _range_mw(self) -> tuple[int, int, int]:
         raise NotImplementedError
@@ -77,6 +87,12 @@ class _Knobs(GpuKnobs):
 
     def reset_clocks(self) -> None:
         self._library.restore(self.uuid, "clocks", "")
+
+    def profiles(self, *, offered: bool = False) -> int:
+        raise NotOffered("NVIDIA's cards alone have them")
+
+    def memory_clocks_mhz(self) -> tuple[int, ...]:
+        raise NotOffered("NVIDIA's cards alone have them")
 
 
 class _AmdKnobs(_Knobs):

@@ -8,13 +8,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from greentrain.config.schema import ClocksConfig, PowerCapConfig
+from greentrain.config.schema import ActuatorsConfig, ClocksConfig, PowerCapConfig
 from greentrain.control.actuators.clocks import open_clocks
 from greentrain.control.actuators.driver import repair
 from greentrain.control.actuators.power_cap import open_power_cap, survey_caps
+from greentrain.control.actuators.profiles import open_profiles
 from greentrain.errors import ConfigError
 from greentrain.testing.actuator_contract import Actuator, ActuatorContract
 from greentrain.types import Topology
@@ -98,6 +100,15 @@ def test_no_right_is_one_sentence(install: Install) -> None:
     assert any("this process may not set them" in line for line in survey_caps())
 
 
+@pytest.mark.parametrize("asked", [{"power_profiles": ("max_q",)}, {"memory_mhz": 2000}])
+def test_what_only_nvidia_has_is_one_sentence(install: Install, asked: dict[str, Any]) -> None:
+    install(FakeGpu())
+    said = Said()
+    assert open_profiles(ActuatorsConfig(**asked), Topology(), said) is None
+    (sentence,) = said
+    assert "this card has none that can be set (NVIDIA's cards alone have them)" in sentence
+
+
 def test_a_foreign_gpu_is_refused_before_training(install: Install) -> None:
     install(FakeGpu())
     with pytest.raises(ConfigError, match="a foreign GPU"):
@@ -114,7 +125,7 @@ def test_partitions_of_a_card_leave_its_limit_alone(install: Install) -> None:
 
 JOB = """
 import sys, time
-from greentrain.config.schema import ClocksConfig, PowerCapConfig
+from greentrain.config.schema import ActuatorsConfig, ClocksConfig, PowerCapConfig
 from greentrain.control.actuators import driver
 from greentrain.control.actuators.clocks import open_clocks
 from greentrain.control.actuators.guardian import Guardian
