@@ -80,7 +80,6 @@ def _shared(
         bool, typer.Option("--kl-in-reward", help="The reference is part of the reward (PPO, RLOO).")
     ] = False,
     as_json: JsonOption = False,
-    plot: Annotated[Path | None, typer.Option(help="Picture: FILE.png, .svg or .pdf.")] = None,
 ) -> None:
     """The argument and the options that all commands share."""
 
@@ -96,20 +95,11 @@ def _command(answer: "Callable[..., StudyAnswer]", without: str = "") -> None:
     every = {each.name: each for each in (table, *own, *shared) if each.name != without}
 
     def command(**given: Any) -> None:
-        as_json, plot = given["as_json"], given["plot"]
-        if plot is not None:
-            from greentrain.simulator.pipeline.display import check_plot
-
-            check_plot(plot)
         found = answer(_asked(given), **{each.name: given[each.name] for each in own})
-        if as_json:
+        if given["as_json"]:
             typer.echo(json.dumps(found.document, indent=1, allow_nan=False))
         else:
             console().print(*found.shown, sep="\n")
-        if plot is not None:
-            from greentrain.simulator.picture import save
-
-            typer.echo(f"Picture: {save(found.draw(), plot)}", err=as_json)
 
     command.__annotations__ = {name: parameter.annotation for name, parameter in every.items()}
     command.__signature__ = inspect.Signature(list(every.values()))  # type: ignore[attr-defined]

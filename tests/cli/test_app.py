@@ -120,19 +120,19 @@ def test_the_commands_and_options_are_these() -> None:
             "--assume", "--card", "--card-idle-w", "--card-stays", "--card-w", "--cards", "--chunks", "--embodied-kg",
             "--engine", "--gpu-idle-w", "--gpu-model", "--gpus", "--gradient-gb", "--grid", "--json",
             "--kl-in-reward", "--length", "--link-gb-s", "--link-latency-us", "--mfu", "--micro-batches", "--mode",
-            "--plot", "--precision", "--pue", "--reference-model", "--reward-model", "--sequences", "--serial-s",
+            "--precision", "--pue", "--reference-model", "--reward-model", "--sequences", "--serial-s",
             "--set", "--slowdown", "--steps", "--tokens", "table",
         ],
         "waterfall": [
             "--assume", "--card", "--card-idle-w", "--card-stays", "--card-w", "--cards", "--chunks", "--embodied-kg",
             "--engine", "--gpu-idle-w", "--gpu-model", "--grid", "--json", "--kl-in-reward", "--length", "--mfu",
-            "--micro-batches", "--plot", "--precision", "--pue", "--reference-model", "--reward-model", "--sequences",
+            "--micro-batches", "--precision", "--pue", "--reference-model", "--reward-model", "--sequences",
             "--set", "--slowdown", "--tokens", "table",
         ],
         "sensitivity": [
             "--assume", "--card", "--card-idle-w", "--card-w", "--cards", "--chunks", "--embodied-kg", "--engine",
             "--gpu-idle-w", "--gpu-model", "--grid", "--json", "--kl-in-reward", "--length", "--mfu",
-            "--micro-batches", "--mode", "--over", "--plot", "--precision", "--pue", "--reference-model",
+            "--micro-batches", "--mode", "--over", "--precision", "--pue", "--reference-model",
             "--reward-model", "--sequences", "--set", "--slowdown", "--tokens", "--values", "table",
         ],
     }  # fmt: skip

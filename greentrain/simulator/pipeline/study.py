@@ -1,8 +1,8 @@
-"""What the command line asks for, and its answers: for people, for programs, and as a picture."""
+"""What the command line asks for, and its answers: for people and for programs."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from greentrain.errors import ConfigError
@@ -35,7 +35,6 @@ from greentrain.utils.quantities import SourcedNumber
 from greentrain.utils.validation import choice
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Picture
     from rich.console import RenderableType
 
 REWARD_MODEL: Final = "reward-model"
@@ -72,7 +71,6 @@ class StudyAnswer:
     document: Mapping[str, Any]
     """In plain JSON types."""
     shown: "Sequence[RenderableType]"
-    draw: "Callable[[], Picture]" = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,9 +140,6 @@ def answer_modes(
             "scaling": [_scaled(row) for row in scaled],
         },
         shown=[display.simulated(table, found, notes), *([display.scaled(scaled)] if scaled else [])],
-        draw=lambda: display.draw_bars(
-            table, [f"{one.mode}, {one.cards}" if one.cards else str(one.mode) for one in found], found
-        ),
     )
 
 
@@ -166,7 +161,6 @@ def answer_waterfall(asked: StudyRequest, cards: int) -> StudyAnswer:
             "break_even": None if paid is None else {"mode": str(rows[-2].outcome.mode), **paid.to_dict()},
         },
         shown=[display.fallen(table, rows, display.paid_lines(table.card, paid, grid))],
-        draw=lambda: display.draw_bars(table, [row.name for row in rows], [row.outcome for row in rows]),
     )
 
 
@@ -230,7 +224,6 @@ def answer_sensitivity(asked: StudyRequest, over: str, values: Sequence[str], mo
             "points": [found.to_dict() for found in points],
         },
         shown=[display.varied(table, OVER[over], points, notes)],
-        draw=lambda: display.draw_points(table, OVER[over], points),
     )
 
 
