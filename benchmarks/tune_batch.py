@@ -310,11 +310,13 @@ def table_of(eta: float, seeds: int, case: str, title: str) -> Table:
             " the sizes of the last five; search: sum of all trainings"
             " until the tool has chosen, in trainings at the optimum; chosen: expected cost of what it chose. As"
             " usual: the default batch size at the full limit.",
-            f"Means of {seeds} seeds. On the GPUs that no constant was chosen on (P100, RTX 6000): all {held[0]:.3f},"
+            f"Means of {seeds} seeds. On P100 and RTX 6000, by which no constant was chosen (some rows of P100 had been"
+            f" seen): all {held[0]:.3f},"
             f" Zeus {held[1]:.3f}; first {held[2]:.3f}, Zeus {held[3]:.3f}. In {worse} of {len(sums)} rows ours costs"
             " more than Zeus over all recurrences.",
             "Bars: not worse than Zeus in the means of all, first, last and search, and of all and first on the"
-            f" held-out GPUs. What ours chose costs {means[8]:.3f}, Zeus' {means[9]:.3f}, which spends"
+            f" held-out GPUs. What ours chose, which was a bar at first, costs {means[8]:.3f}, Zeus' {means[9]:.3f},"
+            " which spends"
             f" {means[7] / means[6]:.2f} times as much before it chooses.",
         ],
         passed=reached,

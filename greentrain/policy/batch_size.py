@@ -21,8 +21,8 @@ from greentrain.errors import ConfigError
 HOPELESS: Final = 2.0
 """A trial is given up that has cost so many times the best: Zeus' beta (zeus 0.16.0, ``JobParams.beta_knob``)."""
 NEAR: Final = 1.3
-"""Cost over the best up to which the sizes behind it are tried; chosen on Zeus' traces of A40 and V100, those of P100
-and RTX 6000 were held out (``benchmarks/tune_batch.py``)."""
+"""Cost over the best up to which the sizes behind it are tried; chosen on Zeus' traces of A40 and V100; those of RTX
+6000 were not looked at, and some of P100 were (``benchmarks/tune_batch.py``)."""
 SPREAD: Final = 0.1
 """Standard deviation of the logarithm of a cost that is believed at first, as strongly as WEIGHT trials. Assumed."""
 WEIGHT: Final = 2
