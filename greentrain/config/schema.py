@@ -502,6 +502,8 @@ class PrecisionConfig:
     cast_once: bool = False
     """Cast a weight that is used often, as where layers share it, once a pass (autocast's cache). That saves casts, and
     sums its gradients in 16 bits."""
+    fp8_all_gather: bool = False
+    """In the gear FP8, let FSDP 2 (``fully_shard``, torch 2.13) gather the weights that run in it as FP8."""
     fp8_max_share: Annotated[float, Bound(0.0, 1.0)] = 1.0
     """Largest share of optimizer steps in FP8, MXFP8 and NVFP4 together."""
     max_extra_nats: Annotated[float, Bound(0.0, 100.0)] | None = None
@@ -526,6 +528,11 @@ class PrecisionConfig:
         check_fields(self, "precision")
         if len(set(self.gears)) != len(self.gears):
             raise ConfigError(f"precision.gears names a gear twice: {list(self.gears)}")
+        if self.fp8_all_gather and ("fp8" not in self.gears or self.scaling != "tensorwise"):
+            raise ConfigError(
+                f"precision.fp8_all_gather sends one scale a weight, and precision.gears is {list(self.gears)} with"
+                f" precision.scaling {self.scaling!r}: have fp8 and tensorwise there, or set it to false"
+            )
         if self.max_extra_nats is not None:
             object.__setattr__(self, "fp8_max_share", min(self.fp8_max_share, self._kept(self.max_extra_nats)))
         if self.fp8_max_share < 1.0 and self.gears and all(Gear(gear).is_low for gear in self.gears):

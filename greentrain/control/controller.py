@@ -279,7 +279,7 @@ class ProfilingSession:
         gears = self._gears()
         try:
             if gears is not None:  # also where this rank cannot begin: the others shift, until all agree on the end
-                gears.neutral = run.topology.world_size > 1
+                gears.box.neutral = run.topology.world_size > 1
             phase = self._open(run, **how)
             if gears is None or (caps_only and len(phase.fractions) == 1):
                 self._measured(None)
@@ -296,7 +296,7 @@ class ProfilingSession:
         self.table = self._found
         if gears is not None:
             gears.measure(None)
-            gears.neutral = False
+            gears.box.neutral = False
         if said["cap"] is not None:
             self._gpu_limits.cap(float(said["cap"]), at_once=True)
 
@@ -334,13 +334,13 @@ class ProfilingSession:
             self.running = self._open(run, refresh=refresh, max_steps=max_steps, rounds=None, objective=None)
         except TimeoutError as error:
             raise SessionError(f"{error} to profile_gears(step): call it on every rank after the same step") from None
-        gears.neutral = run.topology.world_size > 1
+        gears.box.neutral = run.topology.world_size > 1
         try:
             gears.measure(self.running)
             self.running.run(step)
         finally:
             gears.measure(None)
-            gears.neutral, self._ended, self.running = False, None, None
+            gears.box.neutral, self._ended, self.running = False, None, None
         self.table = self._found
         return self.table
 

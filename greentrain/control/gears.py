@@ -157,8 +157,6 @@ class Gears:
         self._scaler: Any = None
         self.measuring: ProfilingRun | None = None
         """The profiling phase, while it runs: it decides in place of the policy."""
-        self.neutral = False
-        """True where ranks may be in different gears: AdamW takes no notice of them, or the replicas would drift."""
         self._bound: list[Any] = []
         self._counted = False
 
@@ -202,7 +200,7 @@ class Gears:
         """Count from 0: a new run begins."""
         self.steps, self.noise, self._saved, self.vetoes = 0, None, {}, {}
         self._guards = {gear: QualityGuard(gear) for gear in self.box.low}
-        self.neutral = False
+        self.box.neutral = False
         self.done = dict.fromkeys(self.box.gears, 0)
         if self.probe is not None:  # steps before start() were not the run's
             self.probe.restart()
@@ -273,12 +271,12 @@ class Gears:
         # one has begun, so here alone a gear can change without a forward in one gear and its backward in another; and
         # a gradient accumulation window, which has no optimizer step inside, is never cut in two.
         self.steps += 1
-        self.done[self.box.gear] += not self.neutral
+        self.done[self.box.gear] += not self.box.neutral
         if self.measuring is not None:
             self.measuring.boundary()
             if self.measuring.done:
                 self.measuring = None
-        elif self.probe is not None and not self.neutral:
+        elif self.probe is not None and not self.box.neutral:
             self._listen(self.probe.step(self.steps))
         self._decide()
 
@@ -333,7 +331,7 @@ class Gears:
     def gamma(self) -> float:
         """Return by how much AdamW has to slow down in the gear of this step."""
         asked = self._config.gamma
-        if not self.box.gear.is_low or self.neutral:
+        if not self.box.gear.is_low or self.box.neutral:
             return 1.0
         if isinstance(asked, float):
             return asked

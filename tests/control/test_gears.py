@@ -565,11 +565,11 @@ def test_where_ranks_may_be_in_different_gears_no_step_counts_for_one_and_adamw_
     gears = _gears(gamma=4.0)
     gears.attach(_model(), scaler=None)
     gears.probe = Probe([])  # type: ignore[assignment]
-    gears.neutral = True
+    gears.box.neutral = True
     gears.boundary()
     assert gears.steps == 1 and not any(gears.done.values()) and gears.gamma() == 1.0
     assert gears.metrics() == {"green/fp8_share": 0.0}
-    gears.probe, gears.neutral = None, False
+    gears.probe, gears.box.neutral = None, False
     gears.boundary()
     assert gears.gamma() == 4.0 and gears.metrics() == {"green/fp8_share": 1.0}
 
@@ -628,11 +628,11 @@ def test_a_new_run_knows_nothing_of_the_one_before() -> None:
     gears.probe = Probe([_noise(1.0), None, None])
     for _ in range(3):
         gears.boundary()
-    gears.probe, gears.neutral, gears._saved = None, True, {"step": 3}
+    gears.probe, gears.box.neutral, gears._saved = None, True, {"step": 3}
     assert gears.vetoes and str(gears.box.gear) == "bf16"
     gears.restart()
     assert str(gears.box.gear) == "fp8" and (gears.steps, gears.noise, gears.vetoes) == (0, None, {})
-    assert not gears.neutral and not any(gears.done.values()) and gears.state_dict()["probe"] == {}
+    assert not gears.box.neutral and not any(gears.done.values()) and gears.state_dict()["probe"] == {}
     gears.probe = Probe([_noise(2.0)])  # over sqrt(3), under where FP8 would come back
     gears.boundary()
     assert not gears.vetoes, "nor has it left FP8"

@@ -131,6 +131,111 @@ print(json.dumps({"losses": losses, "split": other, "off": off, "seen": seen, "c
 dist.barrier()
 dist.destroy_process_group()
 """
+GATHER = """
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+dist.init_process_group("gloo")
+mesh = init_device_mesh("cpu", (2,))
+config["policy"] = {"name": "scripted", "schedule": [[0, "fp8"], [2, "bf16"], [4, "fp8"]]}
+sent, plain = [0], dist.all_gather_single
+def counted(output, input, *args, **kwargs):
+    sent[0] += input.numel() * input.element_size()
+    return plain(output, input, *args, **kwargs)
+dist.all_gather_single = counted
+
+class Deep(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks, self.norm = nn.Sequential(*(Net() for _ in range(2))), nn.LayerNorm(64)
+        self.top = nn.Sequential(nn.Linear(64, 96), nn.Linear(96, 7))  # 7: padded, and not chosen
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + block(x)
+        return self.top(self.norm(x)).pow(2).mean()
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 112), nn.Linear(112, 64)
+
+    def forward(self, x):
+        return self.down(torch.relu(self.up(x)))
+
+def shard(net, dtype):
+    for module in (*net.blocks, net):
+        fully_shard(module, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=dtype))
+
+def run(ours, dtype=torch.float32, resumed=None):
+    torch.manual_seed(0)
+    net = Deep()
+    shard(net, dtype)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    if resumed is not None:
+        state = dict(zip(("model", "optim"), get_state_dict(net, optimizer)))
+        dcp.load(state, checkpoint_id=resumed)
+        set_state_dict(net, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"])
+    held = [id(p) for p in net.parameters()]
+    config["precision"] = {"gears": ["bf16", "fp8"], "min_features": 16, "probe_every": 0, "fp8_all_gather": ours}
+    losses, told, kinds = [], [], ()
+    with GreenSession(config | {"run": config["run"] | {"id": f"job-{ours}-{dtype}-{resumed is None}"}}) as green:
+        green.watch(net, optimizer)
+        for step in range(6):
+            sent[0] = 0
+            x = torch.randn(48, 64, generator=torch.Generator().manual_seed(10 * step + rank))
+            net(x)  # no backward: the root stays gathered
+            net.eval()
+            losses.append(net(x).item())
+            net.train()
+            loss = net(x)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+            told.append(sent[0])
+            green.step(samples=48)
+            if step == 4 and resumed is None and dtype is torch.float32:
+                state = dict(zip(("model", "optim"), get_state_dict(net, optimizer)))
+                kinds = {(type(v).__name__, type(v.to_local()).__name__, str(v.dtype)) for v in state["model"].values()}
+                dcp.save(state, checkpoint_id=f"{sys.argv[1]}/saved-{ours}")
+    assert held == [id(p) for p in net.parameters()]
+    weights = [p.full_tensor().tolist() for p in net.parameters()]
+    return losses, told, sorted(kinds), weights
+
+answer = {}
+for dtype in (torch.float32, torch.bfloat16):
+    (losses, told, kinds, weights), (other, less, others, same) = run(False, dtype), run(True, dtype)
+    found = {"losses": [losses, other], "sent": [told, less], "kinds": [kinds, others], "equal": weights == same}
+    answer[str(dtype)] = found
+folders = [f"{sys.argv[1]}/saved-{ours}" for ours in (True, False)]
+answer["resumed"] = run(False, resumed=folders[0])[::3] == run(False, resumed=folders[1])[::3]
+
+from greentrain.config.schema import PrecisionConfig  # a framework that shards what has its gears already
+from greentrain.control.precision.gearbox import GearBox
+torch.manual_seed(0)
+net, late = Deep(), []
+box = GearBox(PrecisionConfig(gears=("fp8", "bf16"), min_features=16, fp8_all_gather=True))
+box.attach(net)
+shard(net, torch.float32)
+for way in ("before", "after", "neutral", "by hand", "detached"):
+    sent[0], box.neutral = 0, way == "neutral"
+    if way == "detached":
+        box.detach()
+    if way == "by hand":
+        for module in (*net.blocks, net):
+            module.unshard()
+            module.reshard()
+    else:
+        net(torch.ones(48, 64)).backward()
+    box.commit()
+    late.append(sent[0])
+answer["late"] = late
+print(json.dumps(answer))
+dist.barrier()
+dist.destroy_process_group()
+"""
 ZERO = """
 import deepspeed
 deepspeed.init_distributed("gloo")
@@ -220,6 +325,24 @@ def test_layers_that_tensor_parallelism_split_run_in_every_gear(tmp_path: Path) 
         assert answer["split"] == pytest.approx(answer["losses"], rel=0.02)
         off = answer["off"]  # of a gradient's norm, from the whole layer in the same gear: other factors, same format
         assert off[0] < 1e-5 and off[1] < 0.02 and 1e-3 < off[2] < 0.12 and off[3] < 0.12, off
+
+
+@pytest.mark.long
+def test_fsdp2_gathers_fp8_weights_as_bytes_and_gives_the_same_numbers(tmp_path: Path) -> None:
+    once, top, root = 4 * 64 * 112 // 2, 64 * 96 // 2, 3572  # a rank's elements: of FP8 in blocks and root; of the root
+    for answer in _run(GATHER, tmp_path):
+        for size, dtype in ((4, "torch.float32"), (2, "torch.bfloat16")):
+            (losses, ours), (stored, less) = answer[dtype]["losses"], answer[dtype]["sent"]
+            assert ours == losses and answer[dtype]["equal"], "bit for bit, through two shifts"
+            # A step gathers the blocks in two forwards and a backward in FP8, and as stored for evaluation. The root
+            # stays gathered where no backward comes: as stored once, and with FP8 once more before.
+            saved = (size - 1) * 3 * once - (size * root - (size - 1) * top)
+            assert [a - b for a, b in zip(stored, less, strict=True)] == [saved] * 2 + [0] * 2 + [saved] * 2
+        plain, ours = answer["torch.float32"]["kinds"]
+        assert plain == ours == [["DTensor", "Tensor", "torch.float32"]] and answer["resumed"], "a checkpoint is plain"
+        before, after, neutral, by_hand, detached = answer["late"]
+        assert before == neutral == detached and before - after == 3 * (2 * once + top) and after < 0.28 * before
+        assert by_hand * 2 - before > 0  # each once, and all of it
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])

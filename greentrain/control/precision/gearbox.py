@@ -37,6 +37,7 @@ from torch.utils._pytree import tree_map_only
 
 from greentrain.config.schema import PrecisionConfig
 from greentrain.control.precision.backends import FORMATS, Fp8Backend, choose_backend, slower_compiled
+from greentrain.control.precision.gather import gather_fp8
 from greentrain.control.precision.layers import LayerPlan, attach_layer, detach_layer, plan_layers, takes_te
 from greentrain.errors import ConfigError
 from greentrain.types import Gear
@@ -228,6 +229,9 @@ class GearBox:
         """True once a training forward has run in the gears since ``attach``, outside a compiled graph."""
         self.backend: Fp8Backend | None = None
         """Who multiplies in 8 or 4 bits; None where no such gear is among the gears."""
+        self.neutral = False
+        """True where ranks may be in different gears: AdamW and all-gathers take no notice, or replicas would drift."""
+        self._gathers, self._gathering = list[Callable[[], object]](), config.fp8_all_gather  # what undoes them
         self._pending: Gear | None = None
         self._recompiles = RecompileWatch(len(self.gears))
 
@@ -275,6 +279,7 @@ class GearBox:
                 assert self.backend is not None
                 if device.type != "cpu" and is_compiled(model) and (why := slower_compiled(self.backend, device)):
                     warn(f"{why} here: drop fp8 from precision.gears, or set another precision.backend")
+            self._gathers = gather_fp8(inner) if self._config.fp8_all_gather else []
         except BaseException:
             self.detach()
             raise
@@ -293,6 +298,8 @@ class GearBox:
         for module in model.modules():
             if "_green" in vars(module):
                 detach_layer(module)
+        while self._gathers:
+            self._gathers.pop()()
         if "_green_box" in vars(model):
             del vars(model)["_green_box"]
             if "_green_plain" in vars(type(model)):  # else FSDP 2 has derived a class from ours, and keeps it
@@ -346,6 +353,10 @@ class GearBox:
         """
         gear, self._pending = self._pending, None
         self._recompiles.prepare()  # a model is often compiled after attach, which loads dynamo only then
+        if self._gathering and self.model is not None and not self._gathers:  # a framework may shard after attach
+            self._gathers, self._gathering = gather_fp8(self.model), not self.entered
+            if self.entered and not self._gathers:
+                warn("precision.fp8_all_gather gathers nothing: no layer that shifts is under fully_shard (FSDP 2)")
         if gear is None or gear is self.gear:
             return False
         self._shift(gear)
@@ -372,6 +383,10 @@ class GearBox:
 
     def _shift(self, gear: Gear) -> None:
         self._gear, self._dtype, self._low = gear, AUTOCAST.get(gear), _low(gear)
+
+    def gathers_fp8(self, training: bool) -> bool:
+        """Return whether FSDP 2 gathers the weights of chosen layers in FP8 now."""
+        return self.low_gear(training) == Gear.FP8 and not self.neutral
 
     def _attach_layers(self, model: nn.Module, device: torch.device) -> None:
         config = self._config

@@ -12,7 +12,7 @@ Power limits are set between two steps, on all ranks or on none, and are those f
 Rank 0's clock says how many steps each rank goes on; ranks hear of it through the job's store, each wait of a second at
 most, never by a collective: a rank that does not come ends the measuring, not the training. Until all have heard of
 the end, ranks may be in different gears for a step or two, so who optimizes must not look at the gear meanwhile
-(``Gears.neutral``).
+(``GearBox.neutral``).
 """
 
 import contextlib

@@ -157,7 +157,7 @@ def test_ranks_with_other_numbers_of_tokens_measure_the_same_from_the_same_step(
                 optimizer.step()
                 green.step(tokens=10 + rank)  # of 2,100 steps, or of 1,909
                 assert green.gears is not None
-                neutral[rank].append(green.gears.neutral)
+                neutral[rank].append(green.gears.box.neutral)
                 if green.gears.measuring is not None:
                     begun.setdefault(rank, step)
 
