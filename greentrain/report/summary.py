@@ -153,7 +153,7 @@ def summarize(record: RunRecord, *, series: RunSeries | None = None, now_unix_s:
             row["attribution"] = Attribution.BLURRED
     events, hosts = _events(record), _hosts(record, sums)
     shifts, decisions = events["gear"], events[DECISION]
-    state = _state(record, now_s)
+    state, water = _state(record, now_s), (record.run.get("config") or {}).get("water")
     out: dict[str, Any] = {
         "format": SUMMARY_FORMAT,
         "greentrain_version": __version__,
@@ -170,7 +170,7 @@ def summarize(record: RunRecord, *, series: RunSeries | None = None, now_unix_s:
         "ranks": [_rank(rank, part, now_s) for rank, part in zip(record.ranks, by_rank, strict=True)],
         "carbon": carbon,
         "cost": cost_figures(record, totals, sums),
-        "water": water_figures((record.run.get("config") or {}).get("water"), energy),
+        "water": water and water_figures(water, energy),
         "work": work,
         "gears": gears,
         "layers": layer_figures(record.run),

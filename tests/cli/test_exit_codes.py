@@ -35,6 +35,8 @@ from greentrain.rlhf.errors import PassTimeoutError
 from tests.helpers.command_line import every_command, greentrain
 
 ESTIMATE = ["estimate", "--tokens", "1e9", "--count", "8", "--zone", "FRA"]
+TUNE = ["--metric", "acc", "--target", "0.9"]
+PIPELINE = ["--micro-batches", "4", "--tokens", "1e4", "--waiting-w", "70"]
 WRONG = {
     "doctor": [["-c", "absent.yaml"], ["-c", "zone.yaml"]],
     "measure": [["-c", "wrong.yaml", "--", "true"], ["-c", "zone.yaml", "--", "true"], ["--name", "a/b", "--", "true"]],
@@ -65,12 +67,19 @@ WRONG = {
     "rlhf simulate": [["absent.yaml"], ["published", "--mode", "soon"]],
     "rlhf waterfall": [["absent.yaml"]],
     "rlhf sensitivity": [["published", "--over", "colour"], ["published", "--over", "kl-weight"]],
+    "event power": [["absent", "--hours", "1", "--percent", "70"], ["empty", "--hours", "1"]],
+    "tune batch": [
+        [*TUNE, "--batches", "32"], [*TUNE, "--batches", "32", "--", "true"],
+        [*TUNE, "--batches", "32", "--trials", "0", "--", "true", "{batch}"],
+        [*TUNE, "--batches", "32", "--objective", "cost", "--", "true", "{batch}"],
+    ],
+    "tune pipeline": [["absent.csv", *PIPELINE], ["torn.yaml", *PIPELINE]],
     "daemon": [["-c", "absent.yaml"], ["-c", "torn.yaml"]],
     "serve": [["absent.yaml", "--no-token"], ["absent.yaml"], ["torn.yaml", "--no-token", "--port", "0"]],
     "ui": [["absent", "--no-open"], ["empty", "--no-open", "--every-s", "0"]],
 }  # fmt: skip
 NO_INPUT = {"fpga devices"}
-PASSES_ON = {"measure", "launch"}
+PASSES_ON = {"measure", "launch", "tune batch"}
 """Take options that they do not know as those of a program."""
 
 

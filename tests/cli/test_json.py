@@ -51,6 +51,10 @@ CALLS = {
     "rlhf simulate": ["rlhf", "simulate", "published", "--mode", "late"],
     "rlhf waterfall": ["rlhf", "waterfall", "published"],
     "rlhf sensitivity": ["rlhf", "sensitivity", "published"],
+    "tune batch": [  # a second --json, behind the command, is the command's
+        "tune", "batch", "--batches", "32", "--metric", "acc", "--target", "0.9", "--dir", "tuned", "--json", "--",
+        "train", "{batch}",
+    ],
 }  # fmt: skip
 MORE = {
     "two runs": ["report", "runs/A", "runs/B"],
@@ -61,6 +65,8 @@ SERVES = {"ui"}
 """Prints its address as JSON and goes on."""
 WITHOUT = {
     "measure": "its output is the program's; --summary FILE has the figures",
+    "event power": "writes one file, whose path it prints",
+    "tune pipeline": "prints a file for policy.actions",
     "daemon": "serves until it is ended; doctor --json has what it allows",
     "serve": "serves until it is ended; /metrics and the API have the figures",
     "config schema": "prints JSON as it is",
@@ -99,6 +105,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_csv(path / "one.csv", wandering(40 * 24))
     tiny_reward_model.write(path / "reward")
     (path / "pairs.jsonl").write_text('{"chosen": "a good film", "rejected": "a bad film"}\n', encoding="utf-8")
+    same = {"target": 0.9, "lower": False, "objective": "energy", "per_kwh": 0.0, "per_hour": 0.0, "metric": "acc"}
+    settled = [
+        {"settings": {**same, "command": ["train", "{batch}", "--json"]}},
+        {"batch": 32, "cost": 9.0, "reached": True},
+    ]
+    (path / "tuned").mkdir()
+    (path / "tuned" / "trials.jsonl").write_text("".join(json.dumps(line) + "\n" for line in settled), encoding="utf-8")
     for words in (["audit", "runs", "--write"], ["launch", "--dir", "job", "--engine", "command", "--", "true"]):
         done = greentrain(*words, cwd=path)
         assert done.returncode == 0, done.stderr

@@ -300,7 +300,7 @@ LEAST: Final = 1.0
 """... but no less than this many steps."""
 PATIENCE: Final = 20
 """Steps in which a recording may fail before probing ends (own choice)."""
-LOW: Final[tuple[Gear, ...]] = tuple(gear for gear in Gear if gear is not Gear.FP32)
+LOW: Final[tuple[Gear, ...]] = (Gear.BF16, Gear.FP16, Gear.FP8, Gear.MXFP8, Gear.NVFP4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
