@@ -219,23 +219,29 @@ class _Check:
             moved: dict[Any, Fraction] = {}
             costs = {form: self.step_cost(form, rows, t, token, prices) for form, rows in forms.items()}
             for (form, at), cost in states.items():
-                step = Fraction(0) if form is None else costs[form]
+                step = None if form is None else costs[form]
                 if form is None:
                     _less(moved, (None, at), cost)
                 elif step is not None:
-                    total = cost + step
-                    _less(moved, (form, at if at < 0 else max(0, at - 1)), total)
-                    over = total if over is None else min(over, total)  # it may end after any step
+                    _less(moved, (form, at if at < 0 else max(0, at - 1)), cost + step[0])
+                    over = cost + step[1] if over is None else min(over, cost + step[1])  # it may end in any step
             states = moved
         return min(value for value in (over, *states.values()) if value is not None)
 
-    def step_cost(self, form: tuple[int, int], rows: Any, t: int, token: Fraction, prices: Any) -> Fraction | None:
+    def step_cost(
+        self, form: tuple[int, int], rows: Any, t: int, token: Fraction, prices: Any
+    ) -> tuple[Fraction, Fraction] | None:
+        """Return the cost of a step, and of one in which the job ends: it holds all, and emits until it is done."""
         site = self.site_of(form[0])
-        watt = self.gram_per_w(site, t) + prices["watts", site].get(t, 0)
-        costs = [
-            row["power_w"] * watt - token * row["tokens_per_s"] * self.length[t] for row in rows if self.fits(row, t)
-        ]
-        return min(costs) + form[1] * prices["nodes", form[0]].get(t, 0) if costs else None
+        held = form[1] * prices["nodes", form[0]].get(t, 0)
+        full, end = [], []
+        for row in rows:
+            if self.fits(row, t):
+                own = held + row["power_w"] * prices["watts", site].get(t, 0)
+                net = row["power_w"] * self.gram_per_w(site, t) - token * row["tokens_per_s"] * self.length[t]
+                full.append(own + net)
+                end.append(own + min(net, 0))
+        return (min(full), min(end)) if full else None
 
 
 def _less(states: dict[Any, Fraction], state: Any, cost: Fraction) -> None:

@@ -173,6 +173,31 @@ class Paths:
         form, begun = self._forward(cost, start, *trail)
         return self._told(values, form, gear, begun)
 
+    def least(self, nodes: Array, watts: Array, tokens: Array, blocked: list[Index]) -> Array:
+        """Return (n,) what no path costs less than, less the worth of its tokens (g).
+
+        A job emits only until its tokens are done, within its last step, where it holds nodes and watts to the end. So
+        a last step costs what it holds, and any part of its grams less the worth of its tokens: none if they are more.
+
+        Args:
+            nodes: (p, h) price of a node for a step (g).
+            watts: (s, h) price of a watt for a step (g).
+            tokens: (n,) worth of a token of each job (g).
+            blocked: What may not be used, from :meth:`blocked`.
+        """
+        mu = np.asarray(tokens, dtype=np.float64)[self._order]
+        cost, _ = self._costs(nodes, self._problem.g_per_w + watts, mu, blocked)
+        held = np.full(cost.shape, np.inf)
+        for power_w, out in zip(self._flat_w, blocked, strict=True):
+            one = power_w * watts.ravel()[self._at_site]
+            one.ravel()[out] = np.inf
+            np.minimum(held, one, out=held)
+        held += self._flat_nodes * nodes.ravel()[self._at_pool]
+        values, _ = self._backward(cost, self._starts_g + mu * self._lost, np.minimum(cost, held))
+        out_values = np.empty(len(values))
+        out_values[self._order] = values
+        return out_values
+
     def _costs(self, nodes: Array, g_per_w: Array, mu: Array, blocked: list[Index]) -> tuple[Array, NDArray[np.int8]]:
         """Return (f, m) cost of each step by form, inf where no row fits, and which row that is."""
         watt = g_per_w.ravel()[self._at_site]
@@ -191,8 +216,16 @@ class Paths:
             best += self._flat_nodes * nodes.ravel()[self._at_pool]
         return best, gear
 
-    def _backward(self, cost: Array, start: Array) -> tuple[Array, tuple[Array, Array, Array, Array]]:
-        """Return (n,) values, and those of all steps: on and free, on until the end, begun, off."""
+    def _backward(
+        self, cost: Array, start: Array, end: Array | None = None
+    ) -> tuple[Array, tuple[Array, Array, Array, Array]]:
+        """Return (n,) values, and those of all steps: on and free, on until the end, begun, off.
+
+        Args:
+            cost: (f, m) of each step by form.
+            start: (places, f, n) of starts.
+            end: (f, m) of a step in which a job ends, at most that of ``cost``; None: the same.
+        """
         f, m = cost.shape
         on, last, new = np.zeros((f, m)), np.zeros((f, m)), np.full((f, m), np.inf)
         off = np.zeros((self._places, m))
@@ -208,7 +241,8 @@ class Paths:
             now, then = slice(a, a + n), slice(base[level - 1], base[level - 1] + n)
             c = cost[:, now]
             ahead = c + on[:, then]
-            last[:, now] = c + np.minimum(last[:, then], 0.0)
+            ends = c if end is None else end[:, now]
+            last[:, now] = np.minimum(c + last[:, then], ends)
             if stay is None:
                 jump = ahead
             else:
@@ -226,6 +260,8 @@ class Paths:
             else:
                 np.minimum(off[:, then], (fresh + start[:, :, :n]).min(axis=1), out=off[:, now])
                 on[:, now] = np.minimum(ahead, off[self.site[:, :n], np.arange(a, a + n)])
+            if end is not None:
+                np.minimum(on[:, now], ends, out=on[:, now])
         n = len(self.size)
         top = base[self.size] + np.arange(n)
         values = off[self._place, top]

@@ -48,6 +48,8 @@ _MANY: Final = 1200
 """Jobs over which more orders than that cost no time to speak of, by their product."""
 _SAFE: Final = 1e-9
 """Share by which the bound is lowered for rounding."""
+_MORE: Final = (1.0, 1.02, 1.1, 1.3, 2.0)
+"""Multiples of a price of tokens that are tried for the bound: a last step that ends early asks for a little more."""
 
 
 def solve(problem: Problem, warm: Prices | None = None) -> Plan:
@@ -240,13 +242,16 @@ class _Search:
         paths = Paths(problem, met)
         blocked, need = self._empty(paths), np.array([problem.jobs[j].tokens for j in met])
         mu, _, _ = levels(paths, nodes, problem.g_per_w + watts, need, prices.tokens[met], blocked)
-        tokens = np.zeros(len(problem.jobs))
-        tokens[met] = _written(mu)
-        found = paths.best(nodes, problem.g_per_w + watts, tokens[met], blocked)
-        jobs_g = found.values + tokens[met] * need
+        tokens, values, jobs_g = np.zeros(len(problem.jobs)), np.zeros(len(met)), np.full(len(met), -np.inf)
+        for more in _MORE:  # each job has a price of its own, and what it proves is a part of the sum
+            tried = _written(mu * more)
+            least = paths.least(nodes, watts, tried, blocked)
+            better = least + tried * need > jobs_g
+            jobs_g = np.where(better, least + tried * need, jobs_g)
+            values, tokens[met] = np.where(better, least, values), np.where(better, tried, tokens[met])
         worth = (nodes * problem.nodes).sum() + (watts * np.where(np.isfinite(problem.cap_w), problem.cap_w, 0.0)).sum()
         value = float(jobs_g.sum() - worth)
-        room = _SAFE * (np.abs(found.values).sum() + (tokens[met] * need).sum() + worth)
+        room = _SAFE * (np.abs(values).sum() + (tokens[met] * need).sum() + worth)
         return Prices(nodes=nodes, watts=watts, tokens=tokens), max(0.0, value - float(room))
 
 

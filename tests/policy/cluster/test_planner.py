@@ -57,6 +57,11 @@ def test_the_bound_is_below_the_optimum_and_the_plan_above(seed: int) -> None:
     against_the_truth(drawn(seed, most_h=8), 20.0, 1e-3)
 
 
+def test_a_job_whose_last_step_ends_early_is_promised_no_more_than_it_emits() -> None:
+    plan = checked(solve(drawn(103)))  # its bound was 3634 g of 3441 g
+    assert plan.bound_g <= plan.grams
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(100, 112))
 def test_the_same_of_many(seed: int) -> None:
@@ -162,7 +167,7 @@ def test_of_one_job_the_bound_is_that_of_the_water_level(idle_w: float | None, p
     if pausable:
         best = waterfill.solve(g_per_kwh, np.full(h, 3600.0), tokens, menu(idle_w))
         # Ranks that are held until an end that is chosen make no convex problem: one price then proves a little less.
-        assert plan.bound_g == pytest.approx(best.grams, rel=2e-3 if idle_w is None else 2e-2)
+        assert plan.bound_g == pytest.approx(best.grams, rel=2e-3 if idle_w is None else 3e-2)
         assert plan.bound_g <= best.grams * (1 + 1e-9)
         assert plan.gap < (0.02 if idle_w is None else 0.04)
     else:
