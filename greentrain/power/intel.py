@@ -141,9 +141,12 @@ def open_zes() -> Any:
     with try_import("intel") as imports:
         try:
             import pyzes
-        except OSError as error:
+        except ImportError:
+            raise
+        except Exception as error:  # a bare one where it looks for a DLL
+            why = str(error).partition(". ")[0]
             raise MeterError(
-                f"Level Zero's loader is not found ({error}): install libze1 and Intel's GPU driver libze-intel-gpu1"
+                f"Level Zero's loader is not found ({why}): install libze1 and Intel's GPU driver libze-intel-gpu1"
             ) from error
     imports.check()
     try:

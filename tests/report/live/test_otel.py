@@ -58,7 +58,7 @@ def test_instruments_have_units_and_the_resource_names_the_job(monkeypatch: pyte
         "carbon.intensity": "g/(kW.h)", "pue": "1", "gear": "1", "plan.paused": "1", "steps": "{step}",
         "tokens": "{token}", "samples": "{sample}", "sensor.tick": "s", "sensor.seen": "s", "sensor.late": "s",
         "phase.error": "1", "phase.energy_per_token": "J/{token}", "utilisation": "1", "temperature": "Cel",
-        "slowed": "s",
+        "slowed": "s", "cost": "1",
     }  # fmt: skip
     (point,) = metrics["greentrain.energy"].data.data_points
     assert metrics["greentrain.energy"].data.is_monotonic and point.value == 1.0
