@@ -195,10 +195,9 @@ class _Check:
 
         Steps forward, states being (form, steps it has to stay; -1: it runs on until its end) or (None, place).
         """
-        forms = {
-            self.form(row): [row for row in job["rows"] if self.form(row) == self.form(row)] for row in job["rows"]
-        }
-        forms = {form: [row for row in job["rows"] if self.form(row) == form] for form in forms}
+        forms: dict[tuple[int, int], list[Any]] = {}
+        for row in job["rows"]:
+            forms.setdefault(self.form(row), []).append(row)
         was, place, stay = self.begins(job)
         states: dict[Any, Fraction] = {(None, place): Fraction(0)}
         if was is not None:

@@ -41,7 +41,6 @@ from greentrain.utils.never_raise import warn_experimental
 from greentrain.utils.validation import Bound, check_fields, load
 
 STATE: Final = "/run/greentrain-daemon"
-CONFIG: Final = "/etc/greentrain/daemon.yaml"
 LOOK_S: Final = 0.2
 """How often the holders of leases are looked for (s)."""
 RETRY_S: Final = 2.0

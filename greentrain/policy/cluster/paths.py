@@ -173,8 +173,8 @@ class Paths:
         form, begun = self._forward(cost, start, *trail)
         return self._told(values, form, gear, begun)
 
-    def least(self, nodes: Array, watts: Array, tokens: Array, blocked: list[Index]) -> Array:
-        """Return (n,) what no path costs less than, less the worth of its tokens (g).
+    def least(self, nodes: Array, watts: Array, tokens: Sequence[Array], blocked: list[Index]) -> list[Array]:
+        """Return for each worth of tokens (n,) what no path costs less than, less that worth (g).
 
         A job emits only until its tokens are done, within its last step, where it holds nodes and watts to the end. So
         a last step costs what it holds, and any part of its grams less the worth of its tokens: none if they are more.
@@ -182,21 +182,22 @@ class Paths:
         Args:
             nodes: (p, h) price of a node for a step (g).
             watts: (s, h) price of a watt for a step (g).
-            tokens: (n,) worth of a token of each job (g).
+            tokens: Some (n,) worths of a token of each job (g).
             blocked: What may not be used, from :meth:`blocked`.
         """
-        mu = np.asarray(tokens, dtype=np.float64)[self._order]
-        cost, _ = self._costs(nodes, self._problem.g_per_w + watts, mu, blocked)
-        held = np.full(cost.shape, np.inf)
+        held = np.full(self._at_site.shape, np.inf)
         for power_w, out in zip(self._flat_w, blocked, strict=True):
             one = power_w * watts.ravel()[self._at_site]
             one.ravel()[out] = np.inf
             np.minimum(held, one, out=held)
         held += self._flat_nodes * nodes.ravel()[self._at_pool]
-        values, _ = self._backward(cost, self._starts_g + mu * self._lost, np.minimum(cost, held))
-        out_values = np.empty(len(values))
-        out_values[self._order] = values
-        return out_values
+        found = []
+        for worth in tokens:
+            mu, values = np.asarray(worth, dtype=np.float64)[self._order], np.empty(len(self.size))
+            cost, _ = self._costs(nodes, self._problem.g_per_w + watts, mu, blocked)
+            values[self._order], _ = self._backward(cost, self._starts_g + mu * self._lost, np.minimum(cost, held))
+            found.append(values)
+        return found
 
     def _costs(self, nodes: Array, g_per_w: Array, mu: Array, blocked: list[Index]) -> tuple[Array, NDArray[np.int8]]:
         """Return (f, m) cost of each step by form, inf where no row fits, and which row that is."""

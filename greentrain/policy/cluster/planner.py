@@ -243,9 +243,9 @@ class _Search:
         blocked, need = self._empty(paths), np.array([problem.jobs[j].tokens for j in met])
         mu, _, _ = levels(paths, nodes, problem.g_per_w + watts, need, prices.tokens[met], blocked)
         tokens, values, jobs_g = np.zeros(len(problem.jobs)), np.zeros(len(met)), np.full(len(met), -np.inf)
-        for more in _MORE:  # each job has a price of its own, and what it proves is a part of the sum
-            tried = _written(mu * more)
-            least = paths.least(nodes, watts, tried, blocked)
+        all_tried = [_written(mu * more) for more in _MORE]
+        # Each job has a price of its own, and what it proves is a part of the sum.
+        for tried, least in zip(all_tried, paths.least(nodes, watts, all_tried, blocked), strict=True):
             better = least + tried * need > jobs_g
             jobs_g = np.where(better, least + tried * need, jobs_g)
             values, tokens[met] = np.where(better, least, values), np.where(better, tried, tokens[met])
