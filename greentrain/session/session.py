@@ -38,7 +38,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from greentrain.carbon.detect import open_signal
+from greentrain.carbon.detect import call_if_present, open_signal
 from greentrain.carbon.price import ReplayedPrice, open_price
 from greentrain.carbon.replayed import ReplayedSignal
 from greentrain.config.schema import GreenConfig
@@ -55,7 +55,7 @@ from greentrain.report.estimated import keep_estimate, read_estimate
 from greentrain.report.live.exporting import Viewers
 from greentrain.report.live.terminal import name_report
 from greentrain.session.work_count import WorkCount
-from greentrain.types import CarbonSignal, Phase, PowerMeter, PriceSignal, Topology, WindowEnergy
+from greentrain.types import CarbonSignal, Phase, PowerMeter, Topology, WindowEnergy
 from greentrain.utils.background import BackgroundCall
 from greentrain.utils.clock import Clock, SystemClock
 from greentrain.utils.display import Displayable, View
@@ -953,9 +953,4 @@ def _at_most(run: ActiveRun, what: str, wait_s: float, write: Callable[[], None]
         run.warn(f"{what} of {run.folder}: {why}", f"try: greentrain report {run.folder}")
 
 
-@never_raises
-def _call_if_present(signal: CarbonSignal | PriceSignal | None, method: str) -> None:
-    """Let a signal that asks a network begin or end; others have no such method."""
-    call = getattr(signal, method, None)
-    if call is not None:
-        call()
+_call_if_present = never_raises(call_if_present)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from greentrain.carbon.detect import open_signal
+from greentrain.carbon.detect import call_if_present, open_signal
 from greentrain.carbon.price import open_price
 from greentrain.carbon.replayed import GridTime
 from greentrain.config.schema import GreenConfig
@@ -59,9 +59,7 @@ class GreenWindow:
         self._time = GridTime.of(config.carbon, job_unix_s)
         self._signal, self._price = open_signal(config.carbon), open_price(config.price)
         for signal in (self._signal, self._price):
-            begin = getattr(signal, "start", None)
-            if begin is not None:
-                begin()
+            call_if_present(signal, "start")
         self._told = ""
         where = actions or config.policy.actions
         self._planner = None if where is None else self._plan(read_actions(where).table)
@@ -94,9 +92,7 @@ class GreenWindow:
     def close(self) -> None:
         """Close the signals."""
         for signal in (self._signal, self._price):
-            end = getattr(signal, "close", None)
-            if end is not None:
-                end()
+            call_if_present(signal, "close")
 
     def _plan(self, table: ActionTable) -> Planner:
         policy = self._config.policy

@@ -139,7 +139,7 @@ class GridOutlook:
         self._forecast = ProfileForecast(signal)
         self.now_g_per_kwh: float | None = None
         """Intensity of the running hour, as of the last look ahead; None where nobody knows."""
-        self.unit = "g/kWh" if aim is None else aim.unit
+        self.unit = GRAMS if aim is None else aim.unit
         """Unit of what :meth:`at` returns."""
 
     def at(self, grid_s: float, ahead_s: float) -> tuple[Array, Array]:
@@ -210,6 +210,14 @@ class GridForecast(Protocol):
     @property
     def step_s(self) -> float:
         """Spacing of past and forecast (s)."""
+
+    @property
+    def unit(self) -> str:
+        """Unit of what :meth:`at` returns."""
+
+    @property
+    def now_g_per_kwh(self) -> float | None:
+        """Intensity of the running hour, as of the last look ahead; None where nobody knows."""
 
     def at(self, grid_s: float, ahead_s: float) -> tuple[Array, Array]:
         """Return the past and what lies ahead (g/kWh, or what the plan counts in its place)."""
@@ -368,11 +376,11 @@ class Planner:
             self._width_s = now_s
         done = bool(seen.tokens_left[0] <= 0)
         reason = "woken by hand" if awake else self._kernel.explain(seen, decided)
-        unit = getattr(self._grid, "unit", GRAMS)
+        unit = self._grid.unit
         if unit != GRAMS:  # what stands for a gram is a thousandth of the currency
             reason = reason.replace(GRAMS, unit).replace(" g per million", f" m{unit.partition('/')[0]} per million")
         self._row = row
-        now_g = float(seen.now_g_per_kwh[0]) if unit == GRAMS else getattr(self._grid, "now_g_per_kwh", None)
+        now_g = float(seen.now_g_per_kwh[0]) if unit == GRAMS else self._grid.now_g_per_kwh
         ahead = self._next_on(seen, barred) if row == OFF and not done else None
         return PlanMessage(
             row=row,

@@ -37,7 +37,7 @@ H = 3600.0
 class Day:
     """A grid that is dirty for the first half of every day and clean for the second; known as it is."""
 
-    step_s = H
+    step_s, unit, now_g_per_kwh = H, "g/kWh", None
 
     def __init__(self, dirty: float = 500.0, clean: float = 100.0) -> None:
         self.dirty, self.clean = dirty, clean
@@ -250,7 +250,7 @@ class Wants:
 class Ramp:
     """A grid that gets dirtier by 1 g/kWh an hour."""
 
-    step_s = H
+    step_s, unit, now_g_per_kwh = H, "g/kWh", None
 
     def at(self, grid_s: float, ahead_s: float) -> tuple[Array, Array]:
         now = 1000.0 + (grid_s - T0_S) / H
