@@ -1,5 +1,6 @@
 """What policies made of a fleet, side by side: grams, energy, money, misses, waiting, fairness, power and regret."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -42,7 +43,8 @@ class FleetScore:
     kg: float
     """CO2e at the meter of the facility."""
     kwh: float
-    money: float
+    money: float | None
+    """For electricity; None: the price of a site is not known."""
     missed: int
     """Jobs that were not done by their deadlines."""
     unfinished: int
@@ -82,12 +84,12 @@ def score(run: FleetRun, first: FleetRun, bound_g: float | None = None) -> Fleet
     missed = int(np.sum(run.end_s > run.work.deadline_s + 1.0))
     with np.errstate(divide="ignore", invalid="ignore"):
         to_cap = np.where(run.facility_w > 0, run.facility_w / run.cap_w, 0.0)
-    grams = float(run.grams.sum())
+    grams, money = float(run.grams.sum()), float(run.money.sum())
     return FleetScore(
         policy=run.policy,
         kg=grams / G_PER_KG,
         kwh=float(run.joules.sum()) / J_PER_KWH,
-        money=float(run.money.sum()),
+        money=None if math.isnan(money) else money,
         missed=missed,
         unfinished=int(np.sum(~np.isfinite(run.end_s))),
         wait_h=float(np.mean(np.minimum(run.first_s, until_s) - run.work.release_s)) / S_PER_HOUR,

@@ -46,8 +46,8 @@ class FleetSite:
     cap_w: float = math.inf
     """Facility power that jobs may draw (W)."""
     pue: float = 1.0
-    price_per_kwh: float = 0.0
-    """Money, of any currency."""
+    price_per_kwh: float = math.nan
+    """Money, of any currency; NaN: nobody says, and what is run here costs nobody knows what."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,6 @@
 """What is told of policies: figures by hand, fairness by user, and the command that prints them."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 from greentrain.cli.app import app
 from greentrain.simulator.cluster.policies import Fcfs, open_policy
 from greentrain.simulator.cluster.result import FleetResult, score, slowdown_by_user
+from greentrain.simulator.cluster.world import FleetSite
 from tests.simulator.cluster.fleets import drawn, fleet, jobs
 from tests.simulator.grids import HOUR, wandering
 from tests.simulator.planning import write_csv
@@ -33,6 +35,13 @@ def test_a_score_tells_misses_caps_and_regret() -> None:
     assert told.wait_h == pytest.approx(1.0) and told.kwh == pytest.approx(cap_w * 4 * HOUR / 3.6e6)
     in_time = fleet(jobs((0, 9, 64, 2)), gpus=64).run(Fcfs())
     assert score(in_time, in_time, float(in_time.grams.sum()) / 1.1).regret == pytest.approx(0.1)
+
+
+def test_where_nobody_says_a_price_money_is_unknown() -> None:
+    told = fleet(jobs((0, 9, 64, 2)))
+    untold = dataclasses.replace(told, sites=(FleetSite(grid=told.sites[0].grid),))
+    assert score(told.run(Fcfs()), told.run(Fcfs())).money == pytest.approx(0.1 * told.run(Fcfs()).joules[0] / 3.6e6)
+    assert score(untold.run(Fcfs()), untold.run(Fcfs())).money is None
 
 
 def test_a_users_slowdown_is_compared_with_the_first_policy() -> None:
