@@ -8,7 +8,7 @@ from greentrain.carbon.trace import TraceSignal
 from greentrain.carbon.typical import TypicalSignal
 from greentrain.config.schema import WORLD, CarbonConfig
 from greentrain.errors import ConfigError, UnknownZoneError
-from greentrain.types import CarbonPoint, CarbonSignal, PriceSignal
+from greentrain.types import CarbonPoint, CarbonSignal
 from greentrain.utils.never_raise import warn
 
 
@@ -89,18 +89,6 @@ class Fallback:
 
 FindKey = Callable[[str, str], Secret]
 """Returns the key of a variable, for a signal."""
-
-
-def call_if_present(signal: CarbonSignal | PriceSignal | None, method: str) -> None:
-    """Let a signal that asks a network ``start`` or ``close``; others have no such method.
-
-    Args:
-        signal: The signal; None: there is none.
-        method: Name of the method.
-    """
-    call = getattr(signal, method, None)
-    if call is not None:
-        call()
 
 
 def open_signal(config: CarbonConfig, *, key: FindKey = find_key) -> CarbonSignal:

@@ -38,7 +38,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from greentrain.carbon.detect import call_if_present, open_signal
+from greentrain.carbon.detect import open_signal
 from greentrain.carbon.price import ReplayedPrice, open_price
 from greentrain.carbon.replayed import ReplayedSignal
 from greentrain.config.schema import GreenConfig
@@ -59,7 +59,7 @@ from greentrain.types import CarbonSignal, Phase, PowerMeter, Topology, WindowEn
 from greentrain.utils.background import BackgroundCall
 from greentrain.utils.clock import Clock, SystemClock
 from greentrain.utils.display import Displayable, View
-from greentrain.utils.never_raise import never_raises
+from greentrain.utils.never_raise import call_if_present, never_raises
 from greentrain.utils.topology import current_topology
 
 if TYPE_CHECKING:

@@ -31,6 +31,18 @@ def never_raises(hook: Hook) -> Hook:
     return wrapped  # type: ignore[return-value]
 
 
+def call_if_present(it: object, method: str) -> None:
+    """Call a method that only some have, such as the ``start`` and ``close`` of a signal that asks a network.
+
+    Args:
+        it: Whose; None has no method.
+        method: Name of the method, which takes nothing.
+    """
+    call = getattr(it, method, None)
+    if call is not None:
+        call()
+
+
 def once(tell: Callable[[str], None]) -> Callable[[str], None]:
     """Return ``tell`` such that it is called once a sentence."""
     said: set[str] = set()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from greentrain.carbon.detect import call_if_present, open_signal
+from greentrain.carbon.detect import open_signal
 from greentrain.carbon.price import open_price
 from greentrain.carbon.replayed import GridTime
 from greentrain.config.schema import GreenConfig
@@ -19,6 +19,7 @@ from greentrain.policy.action_table import Action, ActionTable
 from greentrain.policy.menu import Menu
 from greentrain.policy.registry import open_schedule
 from greentrain.types import S_PER_HOUR
+from greentrain.utils.never_raise import call_if_present
 
 REMEDY: Final = (
     "with --actions name the folder of a run that measured its gears, or a YAML file; policy.actions names such a file"

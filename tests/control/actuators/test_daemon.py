@@ -280,12 +280,13 @@ def test_a_flood_of_one_user_is_refused_and_others_are_served(node: Node, serve:
     assert statuses[:2] == [200, 200] and 429 in statuses[2:]
     uids[0] = STRANGER
     assert ask(look)[0] == 200
+    assert served._host is not None and wait_until(lambda: not served._host._open)  # type: ignore[union-attr]
     before, open_ones = len(seen), [socket.socket(socket.AF_UNIX) for _ in range(8)]
     try:
         for one in open_ones:
             one.connect(served._path)
         assert wait_until(lambda: len(seen) == before + 8)
-        assert served._host is not None and wait_until(lambda: len(served._host._open) == 3)  # type: ignore[union-attr]
+        assert wait_until(lambda: len(served._host._open) == 3)  # type: ignore[union-attr]
         uids[0] = os.geteuid()
         assert ask(look)[0] == 429, "another user's connection is taken, and answered"
     finally:
