@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from greentrain.policy.cluster.problem import OFF, Array, ClusterJob, Problem, Row, Rows
+from greentrain.policy.cluster.problem import OFF, Array, Problem, Row, Rows
 
 Index = NDArray[np.intp]
 _TIE: Final = 1e-12
@@ -48,26 +48,86 @@ class Found:
         return rows
 
 
-class Paths:
-    """The jobs of a problem, laid out for the search.
+class Layout:
+    """The jobs of a problem as arrays, made once for all searches: n jobs of r rows, in f forms of g gears.
 
     Args:
         problem: The problem.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem, jobs = problem, problem.jobs
+        self.windows = np.array([problem.window(job) for job in jobs], dtype=np.intp).reshape(-1, 2)
+        kinds = {id(job.rows): job.rows for job in jobs}  # many jobs may have one and the same
+        number = {key: k for k, key in enumerate(kinds)}
+        kind = np.array([number[id(job.rows)] for job in jobs], dtype=np.intp)
+        shape = len(kinds), max((len(rows) for rows in kinds.values()), default=1)
+        pool, form = np.zeros(shape, np.intp), np.zeros(shape, np.intp)
+        nodes, power_w, speed, fastest = np.zeros(shape), np.zeros(shape), np.zeros(shape), np.zeros(shape)
+        least_w, forms = problem.cap_w.min(), []
+        for k, rows in enumerate(kinds.values()):
+            found: dict[tuple[int, int], list[int]] = {}
+            for i, row in enumerate(rows):
+                pool[k, i], nodes[k, i] = problem.pool_index[row.pool], row.nodes
+                power_w[k, i], speed[k, i] = row.power_w, row.tokens_per_s
+                found.setdefault((int(pool[k, i]), row.nodes), []).append(i)
+            for i, some in enumerate(found.values()):
+                form[k, some], fastest[k, some] = i, speed[k, some].max()
+            forms.append([_useful(rows, some, least_w) for some in found.values()])
+        f = max((len(one) for one in forms), default=1)
+        g = max((len(some) for one in forms for some in one), default=1)
+        gears = np.array([[one[min(i, len(one) - 1)] for i in range(f)] for one in forms], dtype=object)
+        row_of = [[[some[min(k, len(some) - 1)] for some in one] for one in gears] for k in range(g)]
+        self.row = np.array(row_of, dtype=np.int64).reshape(g, -1, f).transpose(0, 2, 1)[:, :, kind]
+        """(g, f, n) rows of the gears of each form."""
+        self.forms = np.array([len(one) for one in forms], dtype=np.intp)[kind]
+        """(n,) that each job has."""
+        self.gears = np.array([max(map(len, one)) for one in forms], dtype=np.intp)[kind]
+        self.sites = np.array([problem.site_index[one.site] for one in problem.pools], dtype=np.intp)
+        """(p,)"""
+        self.pool, self.site, self.nodes = pool[kind], self.sites[pool[kind]], nodes[kind]
+        """(n, r) of each row; past a job's last they are 0."""
+        self.power_w, self.speed, self.fastest = power_w[kind], speed[kind], fastest[kind]
+        """(n, r), the last is of the form of the row."""
+        self.current = np.array([OFF if job.current is None else job.current for job in jobs], dtype=np.intp)
+        """(n,) row at the start of the plan."""
+        self.form = np.where(self.current == OFF, OFF, form[kind, np.maximum(self.current, 0)])
+        """(n,) of that row."""
+        begins = [problem.place(job) for job in jobs]
+        self.place = np.array([len(problem.sites) if place is None else place for place in begins], dtype=np.intp)
+        """(n,) site that each begins from without moving; the number of sites: any."""
+        names = ("tokens", "priority", "switch_s", "switch_g", "move_s", "move_g", "min_run_s", "held_s")
+        table = np.array([[getattr(job, name) for name in names] for job in jobs], dtype=np.float64).reshape(-1, 8)
+        self.tokens, self.priority, self.switch_s, self.switch_g, self.move_s, self.move_g, self.stay_s, held_s = (
+            table.T
+        )
+        self.left_s = np.where(self.current == OFF, 0.0, np.maximum(0.0, self.stay_s - held_s))
+        """(n,) that each has to stay in the form that it is in."""
+
+    def of(self, job: "int | Index", row: "Rows | Index") -> tuple[Index, Array, Index, Array]:
+        """Return pools, nodes, sites and watts of rows of jobs."""
+        return self.pool[job, row], self.nodes[job, row], self.site[job, row], self.power_w[job, row]
+
+
+class Paths:
+    """Some jobs, laid out for the search.
+
+    Args:
+        layout: The jobs of the problem.
         jobs: Indices of jobs; one may be there more than once.
         late: Whether windows last until the end of the problem, past deadlines.
     """
 
-    def __init__(self, problem: Problem, jobs: Sequence[int], *, late: bool = False) -> None:
-        self._problem, self._jobs = problem, jobs
-        some = [problem.jobs[j] for j in jobs]
-        windows = np.array([problem.window(job) for job in some], dtype=np.intp).reshape(-1, 2)
-        if late:
-            windows[:, 1] = problem.steps
-        size = windows[:, 1] - windows[:, 0]
+    def __init__(self, layout: Layout, jobs: "Sequence[int] | Index", *, late: bool = False) -> None:
+        self._layout, self._problem = layout, layout.problem
+        problem, steps = layout.problem, layout.problem.steps
+        some = np.asarray(jobs, dtype=np.intp)
+        windows = layout.windows[some]
+        ends = np.full(len(some), steps) if late else windows[:, 1]
+        size = ends - windows[:, 0]
         self._order = np.argsort(-size, kind="stable")
-        size, self._end = size[self._order], windows[self._order, 1]
-        some = [some[i] for i in self._order]
-        self.size, n, levels = size, len(some), int(size.max(initial=0))
+        self.size, self._end, self._job = size[self._order], ends[self._order], some[self._order]
+        size, n, levels = self.size, len(some), int(size.max(initial=0))
         alive = np.searchsorted(-size, -np.arange(levels + 1), side="right")  # jobs with so many steps or more
         alive[0] = n
         self._base = np.concatenate([[0], np.cumsum(alive)])
@@ -75,67 +135,46 @@ class Paths:
         level = np.repeat(np.arange(levels + 1), alive)
         self._rank = np.arange(level.size) - self._base[level]
         self._level = level
-        self.step = np.minimum(self._end[self._rank] - level, problem.steps - 1)
-        self._forms(some)
-        self._stays(some)
-        self._at_pool = np.take(self.pool, self._rank, axis=1) * problem.steps + self.step
-        self._at_site = np.take(self.site, self._rank, axis=1) * problem.steps + self.step
+        cells = np.flatnonzero(level)
+        self._line = np.empty(cells.size, np.intp)
+        """Cells job by job, in the order of steps."""
+        self._line[np.cumsum(size)[self._rank[cells]] - level[cells]] = cells
+        self._then = np.where(level > 0, self._base[level - 1] + self._rank, np.arange(level.size))
+        self.step = np.minimum(self._end[self._rank] - level, steps - 1)
+        self._forms()
+        self._stays()
+        self._at_pool = np.take(self.pool, self._rank, axis=1) * steps + self.step
+        self._at_site = np.take(self.site, self._rank, axis=1) * steps + self.step
         self._flat_nodes = np.take(self.width, self._rank, axis=1)
         self._flat_w = np.take(self.power_w, self._rank, axis=2)
         self._flat_tokens = np.take(self.speed, self._rank, axis=2) * problem.length_s[self.step]
 
-    def _forms(self, some: list[ClusterJob]) -> None:
-        problem = self._problem
-        forms = []
-        for job in some:
-            found: dict[tuple[int, int], list[int]] = {}
-            for i, row in enumerate(job.rows):
-                found.setdefault(_form(problem, row), []).append(i)
-            least_w = problem.cap_w.min()
-            forms.append({form: _useful(job.rows, rows, least_w) for form, rows in found.items()})
-        n = len(some)
-        f = max((len(one) for one in forms), default=1)
-        g = max((len(rows) for one in forms for rows in one.values()), default=1)
-        self.pool, self.width = np.zeros((f, n), np.intp), np.zeros((f, n))
-        self.power_w, self.speed, self.row = np.zeros((g, f, n)), np.zeros((g, f, n)), np.zeros((g, f, n), np.int64)
-        self._real = np.zeros((f, n), bool)
-        self._current = np.full(n, OFF)
-        for b, (job, one) in enumerate(zip(some, forms, strict=True)):
-            for i, ((pool, width), rows) in enumerate(one.items()):
-                self._real[i, b], self.pool[i, b], self.width[i, b] = True, pool, width
-                for k in range(g):
-                    index = rows[min(k, len(rows) - 1)]
-                    self.row[k, i, b] = index
-                    self.power_w[k, i, b], self.speed[k, i, b] = job.rows[index].power_w, job.rows[index].tokens_per_s
-                if job.current is not None and (pool, width) == _form(problem, job.rows[job.current]):
-                    self._current[b] = i
-        sites = np.array([problem.site_index[pool.site] for pool in problem.pools], dtype=np.intp)
-        self.site = sites[self.pool]
-        places = len(problem.sites) + 1
-        begins = [problem.place(job) for job in some]
-        self._place = np.array([places - 1 if place is None else place for place in begins], np.intp)
-        fastest = self.speed.max(axis=0)
+    def _forms(self) -> None:
+        at, job = self._layout, self._job
+        f, g = int(at.forms[job].max(initial=1)), int(at.gears[job].max(initial=1))
+        self.row = at.row[:g, :f, job]
+        self.pool, self.width, self.site, _ = at.of(job, self.row[0])
+        self.power_w, self.speed = at.power_w[job, self.row], at.speed[job, self.row]
+        self._real = np.arange(f)[:, None] < at.forms[job]
+        self._current, self._place = at.form[job], at.place[job]
+        places = len(self._problem.sites) + 1
         moves = (np.arange(places)[:, None, None] != self.site) & (np.arange(places) < places - 1)[:, None, None]
         several = places > 2 and bool((moves & self._real).any())
         self._places = places if several else 1
         moves = moves[: self._places] if several else np.zeros((1, *self.site.shape), bool)
         if not several:
-            self._place = np.zeros(n, np.intp)
-        switch_s, move_s = np.array([job.switch_s for job in some]), np.array([job.move_s for job in some])
-        switch_g, move_g = np.array([job.switch_g for job in some]), np.array([job.move_g for job in some])
-        self._lost = fastest * (switch_s + moves * move_s)
-        self._starts_g = switch_g + moves * move_g
+            self._place = np.zeros(len(job), np.intp)
+        self._lost = at.fastest[job, self.row[0]] * (at.switch_s[job] + moves * at.move_s[job])
+        self._starts_g = at.switch_g[job] + moves * at.move_g[job]
 
-    def _stays(self, some: list[ClusterJob]) -> None:
-        edges = self._problem.edges_s
-        least_s = np.array([job.min_run_s for job in some])
+    def _stays(self) -> None:
+        edges, near = self._problem.edges_s, 1e-6
+        stay_s, left_s = self._layout.stay_s[self._job], self._layout.left_s[self._job]
         self._stay = None
-        if len(some) and least_s.max() > self._problem.length_s.min():
-            near = 1e-6
-            after = np.searchsorted(edges, edges[self.step] + least_s[self._rank] - near) - self.step
+        if stay_s.max(initial=0) > self._problem.length_s.min() or left_s.any():
+            after = np.searchsorted(edges, edges[self.step] + stay_s[self._rank] - near) - self.step
             self._stay = np.clip(after, 1, np.maximum(self._level, 1))
-        left_s = np.array([0.0 if job.current is None else max(0.0, job.min_run_s - job.held_s) for job in some])
-        self._left = np.minimum(np.searchsorted(edges, edges[0] + left_s - 1e-6), self.size)
+        self._left = np.minimum(np.searchsorted(edges, edges[0] + left_s - near), self.size)
         self._left[left_s <= 0] = 0
 
     def blocked(self, nodes: Array, watts: Array, own: "Rows | None" = None) -> list[Index]:
@@ -150,8 +189,7 @@ class Paths:
         if own is not None:
             row = own[self._order[self._rank], self.step]
             on = np.flatnonzero(row != OFF)
-            b = self._order[self._rank[on]]
-            pool, width, site, power_w = (table[b, row[on]] for table in tables(self._problem, self._jobs))
+            pool, width, site, power_w = self._layout.of(self._job[self._rank[on]], row[on])
             free[:, on] += width * (self.pool[:, self._rank[on]] == pool)
             free_w[:, on] += power_w * (self.site[:, self._rank[on]] == site)
         fits = (self._flat_nodes <= free) & np.take(self._real, self._rank, axis=1)
@@ -170,8 +208,8 @@ class Paths:
         cost, gear = self._costs(nodes, g_per_w, mu, blocked)
         start = self._starts_g + mu * self._lost  # (places, f, n)
         values, trail = self._backward(cost, start)
-        form, begun = self._forward(cost, start, *trail)
-        return self._told(values, form, gear, begun)
+        on, form, begun = self._forward(cost, start, *trail)
+        return self._told(values, on, form, gear, begun)
 
     def least(self, nodes: Array, watts: Array, tokens: Sequence[Array], blocked: list[Index]) -> list[Array]:
         """Return for each worth of tokens (n,) what no path costs less than, less that worth (g).
@@ -219,8 +257,10 @@ class Paths:
 
     def _backward(
         self, cost: Array, start: Array, end: Array | None = None
-    ) -> tuple[Array, tuple[Array, Array, Array, Array]]:
-        """Return (n,) values, and those of all steps: on and free, on until the end, begun, off.
+    ) -> tuple[Array, tuple[Array, Array, Array, Array, NDArray[np.bool_]]]:
+        """Return (n,) values, and of all steps those of going on, on until the end, begun, off; and who ends held.
+
+        Without shortest stays no path is better on until its end than free to leave, so that is left out.
 
         Args:
             cost: (f, m) of each step by form.
@@ -228,115 +268,100 @@ class Paths:
             end: (f, m) of a step in which a job ends, at most that of ``cost``; None: the same.
         """
         f, m = cost.shape
-        on, last, new = np.zeros((f, m)), np.zeros((f, m)), np.full((f, m), np.inf)
-        off = np.zeros((self._places, m))
         stay, base = self._stay, self._base
-        total = blocked = None
+        on, ahead, off = np.zeros((f, m)), np.zeros((f, m)), np.zeros((self._places, m))
+        new = ahead if stay is None and end is None else np.zeros((f, m))
+        last = ahead if stay is None else np.zeros((f, m))
         if stay is not None:
             open_ = np.isfinite(cost)
             total, blocked = np.zeros((f, m)), np.zeros((f, m), np.int32)
             filled = np.where(open_, cost, 0.0)
         for level in range(1, len(self._alive)):
             n = self._alive[level]
-            a = base[level]
-            now, then = slice(a, a + n), slice(base[level - 1], base[level - 1] + n)
-            c = cost[:, now]
-            ahead = c + on[:, then]
-            ends = c if end is None else end[:, now]
-            last[:, now] = np.minimum(c + last[:, then], ends)
+            a, p = base[level], base[level - 1]
+            now, then = slice(a, a + n), slice(p, p + n)
+            c, fresh = cost[:, now], new[:, now]
+            goes = np.add(c, on[:, then], out=ahead[:, now])
             if stay is None:
-                jump = ahead
+                if end is not None:
+                    np.minimum(goes, end[:, now], out=fresh)
             else:
-                assert total is not None and blocked is not None
+                last[:, now] = np.minimum(c + last[:, then], c if end is None else end[:, now])
                 total[:, now] = filled[:, now] + total[:, then]
                 blocked[:, now] = blocked[:, then] + ~open_[:, now]
                 to = base[level - stay[now]] + np.arange(n)
                 jump = total[:, now] - total[:, to] + on[:, to]
                 jump[blocked[:, now] != blocked[:, to]] = np.inf
-            fresh = np.minimum(jump, last[:, now])
-            new[:, now] = fresh
+                np.minimum(jump, last[:, now], out=fresh)
             if self._places == 1:
                 np.minimum(off[0, then], (fresh + start[0, :, :n]).min(axis=0), out=off[0, now])
-                on[:, now] = np.minimum(ahead, off[0, now])
+                np.minimum(goes, off[0, now], out=on[:, now])
             else:
                 np.minimum(off[:, then], (fresh + start[:, :, :n]).min(axis=1), out=off[:, now])
-                on[:, now] = np.minimum(ahead, off[self.site[:, :n], np.arange(a, a + n)])
+                np.minimum(goes, off[self.site[:, :n], np.arange(a, a + n)], out=on[:, now])
             if end is not None:
-                np.minimum(on[:, now], ends, out=on[:, now])
+                np.minimum(on[:, now], end[:, now], out=on[:, now])
         n = len(self.size)
         top = base[self.size] + np.arange(n)
-        values = off[self._place, top]
+        values, ending = off[self._place, top], np.zeros(n, bool)
         running = np.flatnonzero((self._current != OFF) & (self.size > 0))
         if running.size:
             i, at, left = self._current[running], top[running], self._left[running]
-            held = left > 0
-            to = base[self.size[running] - left] + running
-            forced = last[i, at]
-            if total is not None and blocked is not None:
+            best = on[i, at]
+            if stay is not None:
+                to = base[self.size[running] - left] + running
                 whole = total[i, at] - total[i, to] + on[i, to]
-                forced = np.minimum(forced, np.where(blocked[i, at] == blocked[i, to], whole, np.inf))
-            else:
-                whole = cost[i, at] + on[i, np.maximum(to, 0)]
-                forced = np.minimum(forced, whole)
-            fits = np.isfinite(cost[i, at])
-            values[running] = np.where(fits, np.where(held, forced, on[i, at]), values[running])
-        return values, (on, last, new, off)
+                whole[blocked[i, at] != blocked[i, to]] = np.inf
+                ending[running] = (left > 0) & ((last[i, at] < whole) | np.isinf(whole))
+                best = np.where(left > 0, np.minimum(last[i, at], whole), best)
+            values[running] = np.where(np.isfinite(cost[i, at]), best, values[running])
+        return values, (ahead, last, new, off, ending)
 
     def _forward(
-        self, cost: Array, start: Array, on: Array, last: Array, new: Array, off: Array
-    ) -> tuple[NDArray[np.int8], Array]:
-        """Return (m,) the form of each step, OFF: none, and (n,) tokens that starts lost."""
-        m, n = cost.shape[1], len(self.size)
-        form = np.full(m, OFF, np.int8)
-        lost = np.zeros(n)
-        state, until, ending = np.full(n, OFF), np.zeros(n, np.intp), np.zeros(n, bool)
-        place = self._place.copy()
-        base, stay = self._base, self._stay
-        top = base[self.size] + np.arange(n)
-        for b in np.flatnonzero((self._current != OFF) & (self.size > 0)).tolist():
-            i, at = int(self._current[b]), top[b]
-            if not np.isfinite(cost[i, at]):
-                continue
-            state[b], until[b] = i, self.size[b] - self._left[b]
-            if self._left[b] > 0:
-                to = base[until[b]] + b
-                runs = cost[i, base[until[b] + 1 : self.size[b] + 1] + b]
-                whole = runs.sum() + on[i, to]
-                if not np.isfinite(whole) or last[i, at] < whole:
-                    ending[b] = True
-        for level in range(len(self._alive) - 1, 0, -1):
-            k = self._alive[level]
-            a, p = base[level], base[level - 1]
-            some = np.arange(k)
-            s = state[:k]
-            here = off[place[:k], a + some]
-            running = s != OFF
-            at = np.where(running, s, 0)
-            free = running & (level <= until[:k]) & ~ending[:k]
-            ahead = cost[at, a + some] + on[at, p + some]
-            s[free & (ahead > here + _TIE * np.abs(here))] = OFF
-            ended = ending[:k] & (until[:k] < 0)
-            begin = np.flatnonzero((s == OFF) & ~ended & (here < off[place[:k], p + some]))
-            if begin.size:
-                whole = new[:, a + begin] + start[place[begin], :, begin].T
-                i = whole.argmin(axis=0)
-                s[begin] = i
-                lost[begin] += self._lost[place[begin], i, begin]
-                place[begin] = self.site[i, begin] if self._places > 1 else 0
-                until[begin] = level - (1 if stay is None else stay[a + begin])
-                ending[begin] = last[i, a + begin] <= new[i, a + begin]
-            form[a : a + k] = s
-            stop = np.flatnonzero(ending[:k] & (s != OFF))
-            if stop.size:
-                stop = stop[last[s[stop], p + stop] >= 0]
-                s[stop], until[stop] = OFF, -1
-        return form, lost
+        self, cost: Array, start: Array, ahead: Array, last: Array, new: Array, off: Array, ending: NDArray[np.bool_]
+    ) -> tuple[Index, Index, Array]:
+        """Return (k,) cells that are on, their forms, and (n,) tokens that starts lost.
 
-    def _told(self, values: Array, form: NDArray[np.int8], gear: NDArray[np.int8], lost: Array) -> Found:
+        All jobs go from run to run side by side: where is the next step in which one that is off begins, and one that
+        is in a form leaves it?
+        """
+        line, then, n = self._line, self._then, len(self.size)
+        end = np.cumsum(self.size)
+        at, place, lost = end - self.size, self._place.copy(), np.zeros(n)
+        mine = off if self._places == 1 else off[self.site[:, self._rank], np.arange(off.shape[1])]
+        begins = _Marks((off < off[:, then])[:, line], end)
+        leaves = _Marks((ahead > mine + _TIE * np.abs(mine))[:, line], end)
+        stops = leaves if self._stay is None else _Marks((last[:, then] >= 0)[:, line], end)
+        change = np.zeros(len(line) + 1, np.int16)
+        first = line[np.minimum(at, len(line) - 1)]
+        on = (self._current != OFF) & (self.size > 0)
+        on[on] = np.isfinite(cost[self._current[on], first[on]])
+        some, form, until = np.flatnonzero(on), self._current[on], (at + self._left)[on]
+        while True:
+            gone = stops.after(form, at[some], some) + 1 if self._stay is not None else until
+            to = np.where(ending[some], gone, leaves.after(form, until, some))
+            change[at[some]] += form + 1
+            np.subtract.at(change, to, form + 1)  # one job may leave where another has its end
+            at[some] = np.where(ending[some], end[some], to)
+            some = np.flatnonzero(at < end)
+            at[some] = begins.after(place[some], at[some], some)
+            some = some[at[some] < end[some]]
+            if not some.size:
+                break
+            cell = line[at[some]]
+            form = (new[:, cell] + start[place[some], :, some].T).argmin(axis=0)
+            lost[some] += self._lost[place[some], form, some]
+            place[some] = self.site[form, some] if self._places > 1 else 0
+            until = at[some] + (1 if self._stay is None else self._stay[cell])
+            if self._stay is not None:
+                ending[some] = last[form, cell] <= new[form, cell]
+        forms = np.cumsum(change[:-1], dtype=np.intp) - 1
+        runs = np.flatnonzero(forms != OFF)
+        return line[runs], forms[runs], lost
+
+    def _told(self, values: Array, on: Index, i: Index, gear: NDArray[np.int8], lost: Array) -> Found:
         n, h = len(self.size), self._problem.steps
-        on = np.flatnonzero(form != OFF)
-        b, i, step = self._rank[on], form[on].astype(np.intp), self.step[on]
-        k = gear[i, on]
+        b, step, k = self._rank[on], self.step[on], gear[i, on]
         done = np.bincount(b, self.speed[k, i, b] * self._problem.length_s[step], n) - lost
         back_values, tokens = np.empty(n), np.empty(n)
         back_values[self._order], tokens[self._order] = values, done
@@ -352,12 +377,21 @@ class Paths:
         )
 
 
+class _Marks:
+    """Cells of some lines, (k, m), job by job and step by step, that bear a mark."""
+
+    def __init__(self, marks: NDArray[np.bool_], end: Index) -> None:
+        self._m, self._end = marks.shape[1], end
+        self._at = np.append(np.flatnonzero(marks), marks.size)
+
+    def after(self, line: Index, at: Index, job: Index) -> Index:
+        """Return the first marked cell at or after some, or the end of the job that they are of."""
+        found = self._at[np.searchsorted(self._at, line * self._m + at)] - line * self._m
+        return np.minimum(found, self._end[job])
+
+
 def _summed(at: Index, values: Array, n: int, h: int) -> Array:
     return np.bincount(at, values, n * h).astype(np.float64).reshape(n, h)
-
-
-def _form(problem: Problem, row: Row) -> tuple[int, int]:
-    return problem.pool_index[row.pool], row.nodes
 
 
 def _useful(rows: Sequence[Row], some: list[int], least_w: float) -> list[int]:
@@ -380,23 +414,3 @@ def _useful(rows: Sequence[Row], some: list[int], least_w: float) -> list[int]:
             hull.pop()
         hull.append(i)
     return hull
-
-
-def tables(problem: Problem, jobs: Sequence[int]) -> tuple[Index, Array, Index, Array]:
-    """Return (n, r) pool, nodes, site and watts of the rows of jobs, side by side; past a job's last row they are 0.
-
-    Args:
-        problem: The problem.
-        jobs: Indices of jobs.
-    """
-    shape = len(jobs), max((len(problem.jobs[j].rows) for j in jobs), default=1)
-    pool, site = np.zeros(shape, np.intp), np.zeros(shape, np.intp)
-    nodes, power_w = np.zeros(shape), np.zeros(shape)
-    sites = [problem.site_index[one.site] for one in problem.pools]
-    for b, j in enumerate(jobs):
-        rows = problem.jobs[j].rows
-        pool[b, : len(rows)] = [problem.pool_index[row.pool] for row in rows]
-        site[b, : len(rows)] = [sites[i] for i in pool[b, : len(rows)]]
-        nodes[b, : len(rows)] = [row.nodes for row in rows]
-        power_w[b, : len(rows)] = [row.power_w for row in rows]
-    return pool, nodes, site, power_w

@@ -21,7 +21,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from greentrain.policy.cluster.paths import Paths, tables
+from greentrain.policy.cluster.paths import Layout, Paths
 from greentrain.policy.cluster.problem import DONE, OFF, Array, ClusterJob, Plan, Pool, Prices, Problem, Row, Rows, Site
 from greentrain.policy.menu import OFF as MENU_OFF
 from greentrain.policy.menu import Menu
@@ -121,9 +121,9 @@ class _Search:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        n = len(problem.jobs)
-        self.need = np.array([job.tokens for job in problem.jobs]) * (1 - DONE)
-        paths = Paths(problem, range(n))
+        self.layout, n = Layout(problem), len(problem.jobs)
+        self.need = self.layout.tokens * (1 - DONE)
+        paths = Paths(self.layout, range(n))
         fast = paths.best(*self._free(), np.full(n, 1e4 * self.usual().max(initial=1.0)), self._empty(paths))
         self.evaluations = 0
         self.able = np.flatnonzero(fast.tokens >= self.need)
@@ -132,12 +132,9 @@ class _Search:
     def usual(self) -> Array:
         """Return (n,) grams of a token of each job at its cheapest row and the mean intensity."""
         g_per_j = self.problem.g_per_w.mean() / self.problem.length_s.mean()
-        return np.array(
-            [
-                min(row.power_w / row.tokens_per_s for row in job.rows if row.tokens_per_s > 0) * g_per_j
-                for job in self.problem.jobs
-            ]
-        )
+        at = self.layout
+        ratio = np.divide(at.power_w, at.speed, out=np.full(at.speed.shape, np.inf), where=at.speed > 0)
+        return np.asarray(ratio.min(axis=1) * g_per_j)
 
     def _free(self) -> tuple[Array, Array]:
         return np.zeros_like(self.problem.nodes), self.problem.g_per_w
@@ -161,12 +158,10 @@ class _Search:
             return self._ascend(start, able, 1.0, _WARM, fresh=True)
         return self._ascend(start, able, 1.0, _COLD if warm is None else _WARM, fresh=True)
 
-    def _work(self, some: Sequence[int] | NDArray[np.intp]) -> float:
-        jobs = self.problem.jobs
-        return sum(
-            jobs[j].tokens * min(row.nodes / row.tokens_per_s for row in jobs[j].rows if row.tokens_per_s > 0)
-            for j in some
-        )
+    def _work(self, some: NDArray[np.intp]) -> float:
+        at = self.layout
+        ratio = np.divide(at.nodes, at.speed, out=np.full(at.speed.shape, np.inf), where=at.speed > 0)
+        return float((at.tokens * ratio.min(axis=1))[some].sum())
 
     def _ascend(self, start: Prices, some: NDArray[np.intp], share: float, steps: int, *, fresh: bool) -> Prices:
         """Return better prices.
@@ -179,7 +174,7 @@ class _Search:
             fresh: Whether the prices of tokens may be far off.
         """
         problem = self.problem
-        paths = Paths(problem, some.tolist())
+        paths = Paths(self.layout, some)
         blocked = self._empty(paths)
         nodes_cap, watts_cap = problem.nodes * share, problem.cap_w * share
         limited = np.isfinite(watts_cap)
@@ -237,10 +232,10 @@ class _Search:
         """
         problem = self.problem
         out = set(missed)
-        met = [j for j, job in enumerate(problem.jobs) if job.name not in out]
+        met = np.array([j for j, job in enumerate(problem.jobs) if job.name not in out], dtype=np.intp)
         nodes, watts = _written(prices.nodes), _written(prices.watts)
-        paths = Paths(problem, met)
-        blocked, need = self._empty(paths), np.array([problem.jobs[j].tokens for j in met])
+        paths = Paths(self.layout, met)
+        blocked, need = self._empty(paths), self.layout.tokens[met]
         mu, _, _ = levels(paths, nodes, problem.g_per_w + watts, need, prices.tokens[met], blocked)
         tokens, values, jobs_g = np.zeros(len(problem.jobs)), np.zeros(len(met)), np.full(len(met), -np.inf)
         all_tried = [_written(mu * more) for more in _MORE]
@@ -263,16 +258,14 @@ class _Repair:
         n, h = len(problem.jobs), problem.steps
         self.rows = np.full((n, h), OFF, np.int64)
         self._nodes, self._watts = problem.nodes.copy(), problem.cap_w * _WHOLE
-        self._tables = tables(problem, range(n))
+        self._layout = search.layout
         self._grams = np.zeros(n)
         self._placed = np.zeros(n, bool)
         self._mu = prices.tokens.copy()
-        spans = np.array([problem.window(job) for job in problem.jobs], dtype=np.intp).reshape(-1, 2)
-        shortest_s = [job.tokens / max(row.tokens_per_s for row in job.rows) for job in problem.jobs]
-        length_s = problem.edges_s[spans[:, 1]] - problem.edges_s[spans[:, 0]]
-        self._room = length_s / np.array(shortest_s)
-        self._held = np.array([job.current is not None and job.held_s < job.min_run_s for job in problem.jobs], bool)
-        self._priority = np.array([job.priority for job in problem.jobs])
+        at = self._layout
+        length_s = problem.edges_s[at.windows[:, 1]] - problem.edges_s[at.windows[:, 0]]
+        self._room = length_s * at.speed.max(axis=1, initial=0.0) / at.tokens
+        self._held, self._priority = at.left_s > 0, at.priority
 
     def place(self) -> None:
         """Give every job that can be finished a path."""
@@ -280,7 +273,7 @@ class _Repair:
         able = search.able
         if not len(able):
             return
-        paths = Paths(problem, able.tolist())
+        paths = Paths(self._layout, able)
         blocked = search._empty(paths)
         g_per_w = problem.g_per_w + self._prices.watts
         mu, self._parts, high = levels(
@@ -289,7 +282,7 @@ class _Repair:
         self._mu[able] = mu
         found = paths.best(self._prices.nodes, g_per_w, high, blocked)
         rows, fine = found.rows(), found.tokens >= search.need[able]
-        found_rows = {int(j): rows[i] for i, j in enumerate(able) if fine[i]}
+        found_rows = {j: ended(self._layout, j, rows[i]) for i, j in enumerate(able.tolist()) if fine[i]}
         first: NDArray[np.float64] = np.zeros(len(problem.jobs))
         best: tuple[float, Rows] | None = None
         turns = max(_TURNS, min(10 * _TURNS, _MANY // len(able)))
@@ -312,19 +305,20 @@ class _Repair:
 
     def stopped(self) -> set[str]:
         """Return the jobs that had to stay in their form, and cannot: their shortest stay is waived."""
-        rows, jobs = self.rows[:, 0], self._problem.jobs
-        forms = [[(row.pool, row.nodes) for row in job.rows] for job in jobs]
-        held = np.flatnonzero(self._held & self._placed).tolist()
-        return {jobs[j].name for j in held if rows[j] == OFF or forms[j][rows[j]] != forms[j][jobs[j].current or 0]}
+        held = np.flatnonzero(self._held & self._placed)
+        now, was = self.rows[held, 0], self._layout.current[held]
+        (pool, nodes, *_), (other, others, *_) = self._layout.of(held, now), self._layout.of(held, was)
+        gone = (now == OFF) | (pool != other) | (nodes != others)
+        return {self._problem.jobs[j].name for j in held[gone].tolist()}
 
     def _clear(self) -> None:
         for j in np.flatnonzero(self._placed).tolist():
             self._leave(j)
 
-    def _insert(self, order: list[int], found: Mapping[int, Rows]) -> list[int]:
+    def _insert(self, order: list[int], found: Mapping[int, tuple[Rows, float]]) -> list[int]:
         """Place jobs one after the other, from nothing; return those that found no place."""
         self._clear()
-        left = [j for j in order if not (j in found and self._take(j, found[j]))]
+        left = [j for j in order if not (j in found and self._take(j, *found[j]))]
         for batch in (_BATCH, _BATCH // 8, 1):
             left = self._search_in_free(left, batch)
         return left
@@ -334,7 +328,7 @@ class _Repair:
         out = []
         for a in range(0, len(left), batch):
             some = left[a : a + batch]
-            paths = Paths(self._problem, [j for j in some for _ in _TRIES])
+            paths = Paths(self._layout, np.repeat(some, len(_TRIES)))
             mu = np.outer(self._mu[some], _TRIES).ravel()
             found = paths.best(
                 self._prices.nodes,
@@ -360,7 +354,7 @@ class _Repair:
 
     def _again(self, some: NDArray[np.intp]) -> None:
         problem = self._problem
-        paths = Paths(problem, some.tolist())
+        paths = Paths(self._layout, some)
         need = self._search.need[some]
         nodes = np.zeros_like(self._nodes)
         blocked = paths.blocked(self._nodes, self._watts, self.rows[some])
@@ -370,17 +364,18 @@ class _Repair:
         for i, j in enumerate(some.tolist()):
             if found.tokens[i] >= need[i]:
                 old, was = self.rows[j].copy(), self._grams[j]
-                fresh, grams = ended(problem, problem.jobs[j], rows[i])
+                fresh, grams = ended(self._layout, j, rows[i])
                 if grams < was * (1 - 1e-9):
                     self._leave(j)
-                    if not self._take(j, fresh):
-                        self._take(j, old)
+                    if not self._take(j, fresh, grams):
+                        self._take(j, old, was)
 
-    def _take(self, j: int, rows: Rows) -> bool:
-        """Give a job a path, if it fits."""
-        rows, grams = ended(self._problem, self._problem.jobs[j], rows)
+    def _take(self, j: int, rows: Rows, grams: float | None = None) -> bool:
+        """Give a job a path, if it fits; with the grams of one that is cut to its end already."""
+        if grams is None:
+            rows, grams = ended(self._layout, j, rows)
         step = np.flatnonzero(rows != OFF)
-        pool, nodes, site, power_w = (table[j, rows[step]] for table in self._tables)
+        pool, nodes, site, power_w = self._layout.of(j, rows[step])
         if (self._nodes[pool, step] < nodes).any() or (self._watts[site, step] < power_w).any():
             return False
         self._nodes[pool, step] -= nodes
@@ -390,7 +385,7 @@ class _Repair:
 
     def _leave(self, j: int) -> None:
         step = np.flatnonzero(self.rows[j] != OFF)
-        pool, nodes, site, power_w = (table[j, self.rows[j, step]] for table in self._tables)
+        pool, nodes, site, power_w = self._layout.of(j, self.rows[j, step])
         self._nodes[pool, step] += nodes
         self._watts[site, step] += power_w
         self.rows[j], self._grams[j], self._placed[j] = OFF, 0.0, False
@@ -407,7 +402,7 @@ class _Repair:
         grams = self._grams.sum()
         late = np.flatnonzero(~met).tolist()
         for j in sorted(late, key=lambda j: (-self._priority[j], self._room[j], j)):
-            paths = Paths(problem, [j], late=True)
+            paths = Paths(self._layout, [j], late=True)
             fast = np.array([1e4 * max(self._mu[j], 1e-9)])
             found = paths.best(
                 np.zeros_like(self._nodes), problem.g_per_w, fast, paths.blocked(self._nodes, self._watts)
@@ -426,50 +421,37 @@ class _Repair:
         )
 
 
-def ended(problem: Problem, job: ClusterJob, rows: Rows) -> tuple[Rows, float]:
+def ended(at: Layout, j: int, rows: Rows) -> tuple[Rows, float]:
     """Return the rows of a job until its tokens are done, and what they emit (g).
 
     Args:
-        problem: The problem.
-        job: The job.
+        at: The jobs of the problem.
+        j: Index of the job.
         rows: (h,) rows; OFF: none.
     """
     step = np.flatnonzero(rows != OFF)
     if not step.size:
         return rows, 0.0
-    row = rows[step]
-    pool = np.array([problem.pool_index[one.pool] for one in job.rows])
-    site = np.array([problem.site_index[problem.pools[i].site] for i in pool])
-    width = np.array([one.nodes for one in job.rows])
-    speed = np.array([one.tokens_per_s for one in job.rows])
-    power_w = np.array([one.power_w for one in job.rows])
-    done = speed[row] * problem.length_s[step]
-    grams = power_w[row] * problem.g_per_w[site[row], step]
-    fresh = np.ones(step.size, bool)
-    fresh[1:] = (np.diff(step) > 1) | (pool[row[1:]] != pool[row[:-1]]) | (width[row[1:]] != width[row[:-1]])
-    if job.current is not None and step[0] == 0:
-        fresh[0] = (pool[row[0]], width[row[0]]) != (pool[job.current], width[job.current])
-    place = problem.place(job)
-    for i in np.flatnonzero(fresh).tolist():
-        same = (pool == pool[row[i]]) & (width == width[row[i]])
-        before = place if i == 0 else int(site[row[i - 1]])
-        away = before is not None and before != site[row[i]]
-        done[i] -= speed[same].max() * (job.switch_s + away * job.move_s)
-        grams[i] += job.switch_g + away * job.move_g
-    total, need = np.cumsum(done), job.tokens * (1 - DONE)
-    at = int(np.argmax(total >= need)) if (total >= need).any() else len(total) - 1
-    surplus = max(0.0, float(total[at]) - job.tokens)
-    last = row[at]
-    grams[at] -= (
-        surplus
-        / max(speed[last], 1e-300)
-        * power_w[last]
-        * problem.g_per_w[site[last], step[at]]
-        / problem.length_s[step[at]]
-    )
+    problem, row = at.problem, rows[step]
+    pool, nodes, site, power_w = at.of(j, row)
+    g_per_w, length_s, speed = problem.g_per_w[site, step], problem.length_s[step], at.speed[j, row]
+    done, grams = speed * length_s, power_w * g_per_w
+    fresh, before = np.ones(step.size, bool), np.append(at.place[j], site[:-1])
+    fresh[1:] = (np.diff(step) > 1) | (np.diff(pool) != 0) | (np.diff(nodes) != 0)
+    if step[0] == 0 and at.current[j] != OFF:
+        was, width, *_ = at.of(j, at.current[j])
+        fresh[0] = (pool[0], nodes[0]) != (was, width)
+    away = (before != site) & (before < len(problem.sites))
+    done -= fresh * at.fastest[j, row] * (at.switch_s[j] + away * at.move_s[j])
+    grams += fresh * (at.switch_g[j] + away * at.move_g[j])
+    total = np.cumsum(done)
+    enough = np.flatnonzero(total >= at.tokens[j] * (1 - DONE))
+    last = int(enough[0]) if enough.size else len(total) - 1
+    surplus = max(0.0, float(total[last] - at.tokens[j]))
+    grams[last] -= surplus / max(speed[last], 1e-300) * power_w[last] * g_per_w[last] / length_s[last]
     out = rows.copy()
-    out[step[at] + 1 :] = OFF
-    return out, float(grams[: at + 1].sum())
+    out[step[last] + 1 :] = OFF
+    return out, float(grams[: last + 1].sum())
 
 
 def levels(
