@@ -13,7 +13,7 @@ MOVED: Final[Mapping[str, str]] = {
     "greentrain.config_export": "greentrain.config",
     "greentrain.config_values": "greentrain.utils.validation",
     "greentrain.elastic": "greentrain.control.elastic",
-    "greentrain.estimate.projection": "greentrain.estimate.hardware",
+    "greentrain.estimate.projection": "recipes.estimate.projection",
     "greentrain.estimate.scaling_laws": "recipes.estimate.scaling_laws",
     "greentrain.estimate.sweeps": "recipes.estimate.footprints",
     "greentrain.fleet": "greentrain.report.fleet",

@@ -10,7 +10,6 @@ import numpy as np
 from greentrain.estimate import hardware
 from greentrain.estimate.carbon import signal_of
 from greentrain.estimate.cluster import Cluster
-from greentrain.estimate.hardware import GrowthRate, GrowthRates, project
 from greentrain.estimate.mfu import FP8_SPEEDUP
 from greentrain.estimate.relations import ZONES
 from greentrain.estimate.values import Assumption, Range
@@ -25,6 +24,7 @@ from recipes.estimate.footprints import (
     footprint,
     in_few_bits,
 )
+from recipes.estimate.projection import GrowthRate, GrowthRates, project
 from recipes.estimate.scaling_laws import DENSE, FINE_GRAINED, ScalingLaw, curve
 
 LAWS: Final[tuple[tuple[str, ScalingLaw, str], ...]] = (

@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from greentrain.errors import GreenTrainError
-from greentrain.estimate.hardware import GrowthRates
 from greentrain.estimate.mfu import FP8_SPEEDUP
 from greentrain.estimate.values import Range
 from greentrain.simulator.picture import check_pictures, save
 from greentrain.utils.validation import bound
 from recipes.estimate import curves, drawing, sheet
+from recipes.estimate.projection import GrowthRates
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

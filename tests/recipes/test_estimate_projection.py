@@ -3,10 +3,10 @@ import pytest
 from greentrain.errors import ConfigError
 from greentrain.estimate import hardware
 from greentrain.estimate.carbon import embodied_hour
-from greentrain.estimate.hardware import GrowthRate, GrowthRates, project
 from greentrain.estimate.power_model import watts
 from greentrain.types import Gear
 from greentrain.utils.quantities import SourceKind
+from recipes.estimate.projection import GrowthRate, GrowthRates, project
 
 FLAT = GrowthRate(per_year=1.0, source="a test")
 
