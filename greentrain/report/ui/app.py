@@ -28,6 +28,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from greentrain.errors import ConfigError, RunFolderError
 from greentrain.ledger.run_folder import ESTIMATE
 from greentrain.report import RunReport
+from greentrain.report.cluster import ClusterFolder
 from greentrain.report.fleet.find import is_raw
 from greentrain.report.fleet.row import RunRow
 from greentrain.report.fleet.totals import RunSelection, parse_where
@@ -250,6 +251,7 @@ def application(watching: Watching, door: LinkAuth, names: HostNames) -> PageGua
     """
     app = FastAPI(title="GreenTrain runs", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
     static = _static()
+    cluster = ClusterFolder(watching.root)
 
     @app.get("/")
     async def page() -> Response:
@@ -275,8 +277,18 @@ def application(watching: Watching, door: LinkAuth, names: HostNames) -> PageGua
 
     @app.get("/api/runs")
     async def runs(after: int | None = None, epoch: str | None = None) -> Response:
-        """All runs; those that changed after a version of this epoch."""
-        return _json({"format": FORMAT, **watching.changes(after if epoch == watching.epoch else None)})
+        """All runs; those that changed after a version of this epoch. And what the cluster's version is now."""
+        version = await run_in_threadpool(cluster.version)
+        changes = watching.changes(after if epoch == watching.epoch else None)
+        return _json({"format": FORMAT, "cluster": version, **changes})
+
+    @app.get("/api/cluster")
+    async def plan() -> Response:
+        """The plan of the cluster in this folder, what its jobs do and wait for, and its prices."""
+        now = await run_in_threadpool(cluster.now, time.time())
+        if now is None:
+            raise HTTPException(404, "there is no plan of a cluster in this folder")
+        return _json({"format": FORMAT, **await run_in_threadpool(now.to_dict)})
 
     @app.get("/api/totals")
     async def totals(

@@ -1,6 +1,6 @@
 // The runs as the server has them; asked every few seconds for what changed.
 const runs = new Map();
-export const source = { root: "", everyS: 3, epoch: "", version: -1, reading: null, trouble: null, list: [], changes: 0 };
+export const source = { root: "", everyS: 3, epoch: "", version: -1, reading: null, trouble: null, cluster: null, list: [], changes: 0 };
 let seen = 0;
 
 export class RefusedError extends Error {}
@@ -51,16 +51,17 @@ const prepared = (run) => {
 export const poll = async () => {
   const query = source.version < 0 ? "" : `?after=${source.version}&epoch=${source.epoch}`;
   const found = await ask(`/api/runs${query}`);
-  const before = JSON.stringify([source.reading, source.trouble]);
+  const told = () => JSON.stringify([source.reading, source.trouble, source.cluster]);
+  const before = told();
   if (found.whole) runs.clear();
   for (const run of found.runs) runs.set(run.id, prepared(run));
   for (const id of found.gone) runs.delete(id);
   const isNew = found.whole || found.runs.length > 0 || found.gone.length > 0;
   Object.assign(source, {
-    root: found.root, everyS: found.every_s, epoch: found.epoch, version: found.version, reading: found.reading, trouble: found.trouble,
+    root: found.root, everyS: found.every_s, epoch: found.epoch, version: found.version, reading: found.reading, trouble: found.trouble, cluster: found.cluster,
   });
   if (isNew) Object.assign(source, { list: [...runs.values()], changes: source.changes + 1 });
-  return isNew || before !== JSON.stringify([source.reading, source.trouble]);
+  return isNew || before !== told();
 };
 
 export const find = (id) => runs.get(id);

@@ -1,5 +1,6 @@
 // Lets the reader in, asks for what is new, and draws the view that the address names.
 import * as board from "./board.js";
+import * as cluster from "./cluster.js";
 import * as compare from "./compare.js";
 import { enter, poll, RefusedError, source } from "./data.js";
 import { byId, say } from "./dom.js";
@@ -10,7 +11,7 @@ import * as table from "./table.js";
 import * as totals from "./totals.js";
 import * as units from "./units.js";
 
-const VIEWS = ["runs", "compare", "board", "totals"];
+const VIEWS = ["runs", "compare", "board", "totals", "cluster"];
 
 const sums = (runs) => {
   const counted = runs.filter((run) => run.counted);
@@ -57,7 +58,8 @@ const showPulse = () => {
 };
 
 const show = () => {
-  const view = VIEWS.includes(state.view) ? state.view : "runs";
+  const asked = VIEWS.includes(state.view) ? state.view : "runs";
+  const view = asked === "runs" && source.cluster && !source.list.length ? "cluster" : asked;
   const ids = chosen();
   say("root", source.root || "Runs");
   document.title = `${source.root ? `${source.root}: ` : ""}GreenTrain runs`;
@@ -74,13 +76,16 @@ const show = () => {
   say("basket-text", `${ids.length} run${ids.length === 1 ? "" : "s"} chosen`);
   byId("basket-compare").href = hashWith({ view: "compare" });
   fillFilters(source.list);
-  byId("filters").hidden = view === "compare";
+  byId("to-cluster").hidden = !source.cluster && view !== "cluster";
+  byId("filters").hidden = view === "compare" || view === "cluster";
+  byId("sums").hidden = view === "cluster";
   const runs = filtered(source.list);
   sums(view === "compare" ? source.list.filter((run) => ids.includes(run.id)) : runs);
   if (view === "runs") table.show(runs, source.list);
   if (view === "compare") compare.show();
   if (view === "board") board.show(runs, source.list);
   if (view === "totals") totals.show();
+  if (view === "cluster") cluster.show();
 };
 
 const refuse = () => {
@@ -111,6 +116,7 @@ const setUp = () => {
   table.setUp();
   board.setUp();
   totals.setUp();
+  cluster.setUp();
   for (const name of FILTERS) {
     const field = byId(`f-${name}`);
     field.addEventListener(name === "q" ? "input" : "change", () => set({ [name]: field.value, page: "1" }));

@@ -2,6 +2,7 @@
 const DEFAULTS = {
   view: "runs", q: "", project: "", user: "", zone: "", device: "", policy: "", tag: "", state: "", from: "", to: "",
   sort: "-created_unix_s", page: "1", sel: "", within: "model", measured: "", complete: "", measure: "total_g",
+  job: "", doing: "",
 };
 export const FILTERS = ["q", "project", "user", "zone", "device", "policy", "tag", "state", "from", "to"];
 export const state = { ...DEFAULTS };

@@ -23,6 +23,7 @@ from greentrain.report.fleet.row import RunRow
 from greentrain.report.ui.app import report_of
 from greentrain.report.ui.server import Listening, PageServer
 from tests.helpers.flat_meter import FlatMeter
+from tests.report.cluster_plans import small, written
 from tests.report.run_folders import CPU, GPU, T0_S, Folder, device, entry, one_rank
 from tests.report.ui.many_runs import one_run
 
@@ -262,6 +263,22 @@ def test_nothing_but_known_runs_is_reached(tmp_path: Path, opened: Opened) -> No
         assert client.get(f"/static/{name}").status_code == 404, name
 
 
+def test_a_plan_in_the_folder_is_told_as_a_cluster(tmp_path: Path, opened: Opened) -> None:
+    runs = tmp_path / "runs"
+    one_rank(runs)
+    client = opened(runs)
+    assert client.get("/api/runs").json()["cluster"] is None and client.get("/api/cluster").status_code == 404
+    written(runs, small())
+    version = client.get("/api/runs").json()["cluster"]
+    found = client.get("/api/cluster").json()
+    assert version and [job["name"] for job in found["jobs"]][:2] == ["llama", "vision"]
+    assert (found["provenance"], found["is_present"]) == ("modelled", False)
+    (runs / "plan.json").write_text("{}")
+    answer = client.get("/api/cluster")
+    assert answer.status_code == 409 and "plan.json is no plan" in answer.json()["error"]
+    assert client.get("/api/runs").json()["cluster"] != version
+
+
 def test_without_the_links_word_there_is_no_run(tmp_path: Path) -> None:
     one_rank(tmp_path / "runs")
     used: list[str] = []
@@ -273,6 +290,7 @@ def test_without_the_links_word_there_is_no_run(tmp_path: Path) -> None:
         closed = (
             "/api/runs",
             "/api/totals",
+            "/api/cluster",
             "/api/runs/0",
             "/runs/0/report.html",
             "/openapi.json",

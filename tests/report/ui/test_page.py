@@ -11,6 +11,7 @@ import pytest
 from greentrain.report.ui.server import Listening, PageServer
 from greentrain.types import DeviceEnergy, Provenance
 from greentrain.utils import quantities
+from tests.report.cluster_plans import HOUR_S, small, written
 from tests.report.run_folders import CPU, GPU, T0_S, Folder, device, entry, one_rank, sensor
 from tests.report.test_html import browser
 from tests.report.ui.chrome import Chrome
@@ -365,14 +366,75 @@ def test_a_page_of_another_port_gets_nothing(served: PageServer, chrome: Chrome,
             )
 
 
+def test_a_cluster_shows_its_jobs_caps_and_prices(tmp_path: Path, chrome: Chrome) -> None:
+    start_s = time.time() // HOUR_S * HOUR_S
+    root = written(tmp_path / "fleet", small(start_s, name=EVIL))
+    with PageServer(root, cache=tmp_path / "cache.duckdb", every_s=0.1) as server:
+        chrome.open(server.link)  # there is no run: the cluster is what is shown
+        chrome.wait("document.querySelectorAll('#cluster-jobs tr').length === 6")
+        assert chrome.run("document.querySelectorAll('main img, main script, main iframe').length") == 0
+        figures = chrome.run("document.getElementById('cluster-figures').innerText")
+        for words in (
+            "5.00 kW",
+            "of a cap of 6.00 kW",
+            "modelled",
+            "within 4.0 %",
+            "budget of 20.0 kg",
+            "1 deadline missed",
+        ):
+            assert words in figures, words
+        rows = chrome.run(
+            "Object.fromEntries([...document.querySelectorAll('#cluster-jobs tr')].map(row =>"
+            " [row.dataset.job.slice(0, 6), row.cells[2].innerText]))"
+        )
+        assert "running fp8 on 4 until " in rows[EVIL[:6]] and "waits for nodes of gpu until " in rows["vision"]
+        assert "a cleaner grid, 100 g/kWh in place of 400" in rows["night"] and "left out" in rows["rest"]
+        (night,) = chrome.run(
+            "[...document.querySelectorAll('tr[data-job=night] rect[class^=f-]')].map(one =>"
+            " [one.getAttribute('class'), parseFloat(one.getAttribute('x')), parseFloat(one.getAttribute('width'))])"
+        )
+        assert night == ["f-gpu-0", pytest.approx(50.0), pytest.approx(100 / 6)]
+        heads = chrome.run("[...document.querySelectorAll('#cluster-charts h2')].map(head => head.textContent)")
+        assert heads == [
+            "Power at oslo", "CO₂e since the start of the plan", "What a kWh costs at oslo", "Nodes of gpu (h100)",
+            "What a node costs in gpu",
+        ]  # fmt: skip
+        chrome.run("document.querySelector('[role=slider]').focus()")
+        value = "document.activeElement.getAttribute('aria-valuetext')"
+        assert chrome.run(value).endswith("planned 5.00 kW, cap 6.00 kW")
+        chrome.press("End", 35)
+        assert chrome.run(value).endswith("planned 0 W, cap 6.00 kW")
+        chrome.press("ArrowLeft", 37)
+        assert chrome.run(value).endswith("planned 1.88 kW, cap 6.00 kW")
+        prices = [one for one in chrome.run("[...document.querySelectorAll('.told')].map(one => one.textContent)")]
+        assert prices[2].endswith("with the price of scarce watts 550 g/kWh, grid, with PUE 500 g/kWh")
+        assert prices[4].endswith("price 250 g/h")
+        chrome.click("#c-job")
+        chrome.write("cleaner grid")
+        chrome.wait("document.querySelectorAll('#cluster-jobs tr').length === 1")
+        assert chrome.run("document.activeElement.id") == "c-job" and "job=cleaner" in chrome.run("location.hash")
+        chrome.run("document.getElementById('c-job').blur()")
+        chrome.run("location.hash = '#view=cluster&doing=waiting'")
+        chrome.wait("document.getElementById('cluster-count').textContent === '2 of 6 jobs'")
+        (root / "plan.json").write_text("{")
+        chrome.wait("!document.getElementById('cluster-trouble').hidden")
+        written(root, small(start_s))
+        chrome.wait("document.getElementById('cluster-trouble').hidden")
+        assert chrome.run("document.querySelectorAll('#cluster-jobs tr').length") == 2
+        check(chrome, server, ["/api/cluster"])
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (390, False), (390, True)])
-def test_every_view_fits_and_has_its_colours(served: PageServer, tmp_path: Path, width: int, dark: bool) -> None:
+def test_every_view_fits_and_has_its_colours(
+    served: PageServer, runs: Path, tmp_path: Path, width: int, dark: bool
+) -> None:
     image = pytest.importorskip("PIL.Image", reason="pillow is not installed")
+    written(runs, small())
     with Chrome(tmp_path / "narrow", width, dark=dark) as chrome:
         come_in(chrome, served, 5)
         ids = chrome.run("[...document.querySelectorAll('#rows tr')].slice(0, 2).map(row => row.dataset.id)")
-        for view in ("runs", "compare", "board", "totals"):
+        for view in ("runs", "compare", "board", "totals", "cluster"):
             chrome.run(f"location.hash = '#view={view}&sel={','.join(ids)}'")
             chrome.wait(f"document.querySelector('#view-{view} :is(.card, .runs) tr')")
             assert chrome.run(FITS) == [width, width], view
@@ -382,11 +444,11 @@ def test_every_view_fits_and_has_its_colours(served: PageServer, tmp_path: Path,
                 colours = picture.convert("RGB").getcolors(maxcolors=1 << 24)
             assert (sum(corner) < 150) == dark
             assert colours is not None and len(colours) > 100, "blank"
-        small = chrome.run(
+        tiny = chrome.run(
             "[...document.querySelectorAll('button, select, input')].filter(found => found.offsetParent)"
             ".map(found => Math.min(found.offsetWidth, found.offsetHeight)).filter(size => size < 16).length"
         )
-        assert small == 0
+        assert tiny == 0
 
 
 def test_figures_are_written_as_everywhere_else(served: PageServer, chrome: Chrome) -> None:

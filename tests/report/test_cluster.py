@@ -1,0 +1,111 @@
+"""What is told of a plan: what each job does and waits for, grams and prices by time, and files that are no plan."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from greentrain.errors import RunFolderError
+from greentrain.policy.cluster.planner import solve
+from greentrain.report.cluster import ClusterFolder, ClusterNow, read_plan
+from tests.helpers.cluster_cases import cluster
+from tests.report.cluster_plans import HOUR_S, START_S, small, uncapped, written
+
+
+def test_each_job_has_what_it_waits_for_and_until_when() -> None:
+    now = ClusterNow.at(small(), START_S + 10.0)
+    found = {line["name"]: line for line in now.to_dict()["jobs"]}
+    told = {name: (line["state"], line["waits_for"], line["until_s"]) for name, line in found.items()}
+    assert told["llama"] == ("running", None, START_S + 2 * HOUR_S) and found["llama"]["row"] == "fp8 on 4"
+    assert told["vision"] == ("waiting", "nodes of gpu", START_S + 2 * HOUR_S)
+    assert told["night"] == ("waiting", "a cleaner grid, 100 g/kWh in place of 400", START_S + 3 * HOUR_S)
+    assert told["later"] == ("planned", "its release", START_S + 4 * HOUR_S)
+    assert told["rest"][0] == "left out" and found["rest"]["is_late"]
+    assert found["night"]["stays"] == [[START_S + 3 * HOUR_S, START_S + 4 * HOUR_S, "fp8 on 4", 4, "gpu"]]
+    later = ClusterNow.at(small(), START_S + 2.5 * HOUR_S)
+    assert later.job(0).state == "done" and later.job(1).state == "running"
+
+
+def test_watts_are_what_a_job_waits_for_where_they_cost_most() -> None:
+    plan = small()
+    plan.prices.watts[0, :2] = 5.0
+    assert ClusterNow.at(plan, START_S).job(1).waits_for == "watts of oslo"
+    plan.prices.watts[:], plan.prices.nodes[:] = 0.0, 0.0
+    assert ClusterNow.at(plan, START_S).job(1).waits_for == "its turn: others come first in the plan"
+
+
+def test_figures_have_the_units_that_they_say() -> None:
+    plan = small()
+    found = ClusterNow.at(plan, START_S).to_dict()
+    (site,), (pool,) = found["sites"], found["pools"]
+    assert site["power_w"][:3] == [5000.0, 5000.0, 1875.0] and site["cap_w"][0] == 6000.0
+    assert site["g_per_kwh"][0] == 500.0, "at the meter of the facility"
+    assert site["watt_price"][0] == pytest.approx(50.0), "0.05 g for a watt in an hour are 50 g/kWh"
+    assert pool["node_price"][0] == 250.0 and pool["used"] == [4, 4, 2, 4, 2, 0]
+    assert sum(found["step_g"]) == pytest.approx(plan.grams, rel=1e-12)
+    assert found["step_g"][0] == pytest.approx(4.0 * 500.0)
+    assert found["step_g"][3] == pytest.approx(4.0 * 125.0 * 150_000 / 360_000), "a job ends within its last step"
+    assert found["gap"] == pytest.approx(0.04) and found["budget_g"] == 20_000.0
+
+
+def test_what_is_not_limited_is_null_and_another_time_is_told() -> None:
+    found = ClusterNow.at(uncapped(small()), START_S + 30 * HOUR_S).to_dict()
+    assert not found["is_present"] and found["t_unix_s"] == START_S
+    assert found["budget_g"] is None and found["sites"][0]["cap_w"] == [None] * 6
+    json.dumps(found, allow_nan=False)
+
+
+@pytest.mark.parametrize("seed", [3, 4])
+def test_grams_by_step_are_those_of_a_real_plan(seed: int) -> None:
+    plan = solve(cluster(seed, jobs=8, nodes=12, h=12, pools=2, sites=2, cap=0.7, running=0.4, mean_h=4))
+    now = ClusterNow.at(plan, 0.0)
+    assert now.grams.sum() == pytest.approx(plan.grams + plan.late_g, rel=1e-9)
+    states = {now.job(i).state for i in range(8)}
+    assert "running" in states and states <= {"running", "waiting", "planned", "late", "left out", "done"}
+    assert (now.power_w <= np.array([site.power_cap_w for site in plan.problem.sites]) * (1 + 1e-9)).all()
+
+
+def test_a_folder_is_read_again_when_its_plan_changes_and_a_run_is_no_cluster(tmp_path: Path) -> None:
+    folder = ClusterFolder(tmp_path)
+    assert folder.version() is None and folder.now(START_S) is None
+    written(tmp_path, small())
+    first, found = folder.version(), folder.now(START_S)
+    assert first and found is not None and found.plan.problem.jobs[0].name == "llama"
+    assert folder.now(START_S) is not None
+    again = folder.now(START_S)
+    assert again is not None and again.plan is found.plan, "read once"
+    written(tmp_path, small(name="other"))
+    os.utime(tmp_path / "plan.json", ns=(1, 1))
+    changed = folder.now(START_S)
+    assert folder.version() != first and changed is not None and changed.plan.problem.jobs[0].name == "other"
+    (tmp_path / "run.json").write_text("{}")
+    assert folder.version() is None and folder.now(START_S) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"kind": "greentrain cluster plan", "format": 2}',
+        "[" * 10_000,
+        "nan",
+        '{"kind": 1, "format": 1}',
+    ],
+)
+def test_what_is_no_plan_is_told(tmp_path: Path, text: str) -> None:
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(RunFolderError, match=r"plan\.json is no plan of a cluster"):
+        read_plan(tmp_path / "plan.json")
+
+
+def test_a_row_that_a_job_has_not_is_told(tmp_path: Path) -> None:
+    plan = small()
+    rows = plan.rows.copy()
+    rows[0, 0] = 7
+    with pytest.raises(RunFolderError, match="in a row that it has not"):
+        read_plan(written(tmp_path, replace(plan, rows=rows)) / "plan.json")
