@@ -29,6 +29,10 @@ def ui(
     name: Annotated[
         list[str] | None, typer.Option(help="Another host name under which it is asked, as behind a proxy.")
     ] = None,
+    fleet: Annotated[
+        str | None,
+        typer.Option(help="State of a fleet's controller: a file or postgresql://...; that in the folder by default."),
+    ] = None,
     no_open: Annotated[bool, typer.Option("--no-open", help="Print the link, and open no browser.")] = False,
     every_s: Annotated[float, typer.Option(help="Time between two looks at the folders (s).")] = 3.0,
     cache: Annotated[Path | None, typer.Option(help="File of what was read; in your cache folder by default.")] = None,
@@ -41,7 +45,7 @@ def ui(
     token = None if token_file is None else token_of(token_file)
     at = Listening(host=host, port=port, token=token, names=name or [])
     try:
-        server = PageServer(runs, at, cache=cache, every_s=every_s, used=_say_next)
+        server = PageServer(runs, at, cache=cache, every_s=every_s, used=_say_next, fleet=fleet)
     except OSError as error:
         raise GreenTrainError(str(error.strerror or error)) from error
     with server, ended_by_signal() as ended:

@@ -253,10 +253,15 @@ class FleetState:
         jobs = tuple(FleetJob(**json.loads(text)) for (text,) in rows)
         return FleetNow(name=named[0][0] if named else "", controller=controller, jobs=jobs)
 
-    def plan(self) -> dict[str, Any] | None:
-        """Return ``t_s``, ``reason`` and ``plan`` (as ``Plan.to_dict`` wrote it) of the newest plan; None: none yet."""
+    def plan(self, unless_s: float = -1.0) -> dict[str, Any] | None:
+        """Return ``t_s``, ``reason`` and ``plan`` (as ``Plan.to_dict`` wrote it) of the newest plan; None: none yet.
+
+        Args:
+            unless_s: ``t_s`` of a plan that is known already: None where it is the newest (s since the epoch).
+        """
         with self._transaction() as ask:
-            found = ask("SELECT t_s, reason, document FROM plans ORDER BY seq DESC LIMIT 1")
+            sql = "SELECT t_s, reason, document FROM plans WHERE seq = (SELECT MAX(seq) FROM plans) AND t_s <> ?"
+            found = ask(sql, unless_s)
         return None if not found else {"t_s": found[0][0], "reason": found[0][1], "plan": json.loads(found[0][2])}
 
     def samples(self, since_s: float = 0.0, until_s: float = 1e18, site: str | None = None) -> list[FleetSample]:

@@ -1,10 +1,13 @@
-"""What is known of a cluster of jobs: its plan by time, and what each job does now or waits for."""
+"""What is known of a cluster of jobs: its plan by time, what each job does now or waits for, what its controller did.
+
+A controller's state (``greentrain fleet run``) is read where there is one, and never written; else a plan alone.
+"""
 
 import json
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -12,13 +15,24 @@ from typing import Any, Final
 import numpy as np
 
 from greentrain.errors import RunFolderError
+from greentrain.ledger.fleet_state import FleetAction, FleetJob, FleetNow, FleetSample, FleetState
 from greentrain.ledger.journal import RUN_JSON
+from greentrain.policy.cluster.paths import Layout
 from greentrain.policy.cluster.planner import ended
 from greentrain.policy.cluster.problem import FORMAT, KIND, OFF, Array, Plan
 from greentrain.types import J_PER_KWH, S_PER_HOUR
 
 PLAN: Final = "plan.json"
 """In the folder of a cluster, as in that of a run, whose plan is of one job."""
+STATE: Final = "fleet.db"
+"""Of a controller, as ``state`` of fleet.yaml is called by default."""
+PAST_S: Final = 24 * S_PER_HOUR
+"""How far back samples are shown (s)."""
+MOST_SAMPLES: Final = 400
+"""Of a site that are shown; of more, every second or third."""
+GAP: Final = 10.0
+"""Samples that are further apart than so many of their usual distances leave a gap: nobody knows what was between."""
+MOST_ACTIONS: Final = 50
 MOST_BYTES: Final = 256 * 2**20
 """Of a plan that is read: one of 2,000 jobs in 336 hours has about 10 MB."""
 
@@ -39,25 +53,37 @@ class JobNow:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ClusterNow:
-    """A plan, looked at from a time."""
+    """A plan, looked at from a time, with what its controller knows."""
 
     plan: Plan
     t_s: float
     """Within the plan (s since the epoch, UTC)."""
     is_present: bool = True
     """False: the plan is of another time, and is looked at from its start."""
+    reason: str = ""
+    """Why it was made."""
+    fleet: FleetNow | None = None
+    """Controller and jobs; None: there is only a plan."""
+    samples: Sequence[FleetSample] = ()
+    """Of the time before the plan."""
+    actions: Sequence[FleetAction] = ()
+    """The last ones, in their order."""
 
     @classmethod
-    def at(cls, plan: Plan, now_s: float) -> "ClusterNow":
-        """Return the plan at a time, or at its start where it is of another time.
+    def at(cls, plan: Plan, now_s: float, **more: Any) -> "ClusterNow":
+        """Return the plan at a time, or, where it is of another time, at that of the last sample, or at its start.
 
         Args:
             plan: The plan.
             now_s: Present time (s since the epoch, UTC).
+            more: Other fields.
         """
         start_s, end_s = float(plan.problem.edges_s[0]), float(plan.problem.edges_s[-1])
-        present = start_s <= now_s < end_s
-        return cls(plan=plan, t_s=now_s if present else start_s, is_present=present)
+        samples: Sequence[FleetSample] = more.get("samples", ())
+        times = (now_s, samples[-1].t_s if samples else start_s)  # a replay has a time of its own
+        found = next((t for t in times if start_s <= t < end_s), None)
+        is_present = found is not None and (found == now_s or bool(samples))
+        return cls(plan=plan, t_s=start_s if found is None else found, is_present=is_present, **more)
 
     @cached_property
     def step(self) -> int:
@@ -79,15 +105,15 @@ class ClusterNow:
     @cached_property
     def grams(self) -> Array:
         """(h,) emitted in each step, modelled: their sum is what the plan says."""
-        problem = self.plan.problem
-        total = (self.plan.used_w() * problem.g_per_w).sum(axis=0) if problem.sites else np.zeros(self.steps)
-        for job, rows in zip(problem.jobs, self.plan.rows, strict=True):
+        layout, total = Layout(self.plan.problem), np.zeros(self.steps)
+        g_per_w = self.plan.problem.g_per_w
+        for j, rows in enumerate(self.plan.rows):
             on = np.flatnonzero(rows != OFF)
             if on.size:
-                site = [problem.site_index[problem.pools[problem.pool_index[row.pool]].site] for row in job.rows]
-                watts = np.array([row.power_w for row in job.rows])[rows[on]]
-                plain = (watts * problem.g_per_w[np.array(site)[rows[on]], on]).sum()
-                total[on[-1]] += ended(problem, job, rows)[1] - plain  # what a last step leaves, and starts
+                _, _, site, power_w = layout.of(j, rows[on])
+                plain = power_w * g_per_w[site, on]
+                total[on] += plain
+                total[on[-1]] += ended(layout, j, rows)[1] - plain.sum()  # what a last step leaves, and starts
         return np.maximum(total, 0.0)
 
     @cached_property
@@ -150,6 +176,10 @@ class ClusterNow:
         return {
             "t_unix_s": self.t_s,
             "is_present": self.is_present,
+            "reason": self.reason,
+            "fleet": None if self.fleet is None else {"name": self.fleet.name, **asdict(self.fleet.controller)},
+            "past": self._past(),
+            "actions": [asdict(action) for action in reversed(self.actions)],
             "edges_s": problem.edges_s.tolist(),
             "provenance": "modelled",
             "grams": plan.grams,
@@ -179,8 +209,44 @@ class ClusterNow:
                 }
                 for i, pool in enumerate(problem.pools)
             ],
-            "jobs": [self._line(i) for i in range(len(problem.jobs))],
+            "jobs": self._lines(),
         }
+
+    def _lines(self) -> list[dict[str, Any]]:
+        """Return all jobs: what the controller says goes before what the plan says."""
+        lines = {job.name: self._line(i) for i, job in enumerate(self.plan.problem.jobs)}
+        for job in () if self.fleet is None else self.fleet.jobs:
+            lines[job.name] = {**_BARE, **lines.get(job.name, {}), **_told(job)}
+        return list(lines.values())
+
+    def _past(self) -> dict[str, Any]:
+        """Return edges of time until the plan begins, and for each site what was between them; null is unknown."""
+        start_s = float(self.plan.problem.edges_s[0])
+        before = [sample for sample in self.samples if sample.t_s < start_s]
+        times = sorted({sample.t_s for sample in before})
+        times = times[:: -(-len(times) // MOST_SAMPLES) or 1]
+        edges = np.array([*times, start_s])
+        usual_s = float(np.median(np.diff(edges))) if times else 0.0
+        whole = np.diff(edges) <= GAP * usual_s
+        sites: dict[str, Any] = {}
+        for name in {sample.site: None for sample in before}:
+            found: list[list[FleetSample]] = [[] for _ in times]
+            for sample in before:
+                if sample.site == name:
+                    found[int(np.searchsorted(edges, sample.t_s, side="right")) - 1].append(sample)
+            sites[name] = {
+                "grams": [_sum([one.grams for one in some]) for some in found],
+                **{
+                    basis: [
+                        _mean([one.power_w for one in some]) if fine and basis == _basis(some) else None
+                        for some, fine in zip(found, whole.tolist(), strict=True)
+                    ]
+                    for basis in ("measured", "modelled")
+                },
+                "cap_w": [some[-1].cap_w if some else None for some in found],
+                "g_per_kwh": [some[-1].g_per_kwh if some else None for some in found],
+            }
+        return {"edges_s": edges.tolist(), "sites": sites}
 
     def _line(self, index: int) -> dict[str, Any]:
         job, now, edges = self.plan.problem.jobs[index], self.job(index), self.plan.problem.edges_s
@@ -195,6 +261,9 @@ class ClusterNow:
             "deadline_s": _finite(job.deadline_s),
             "priority": job.priority,
             "is_late": job.name in self.plan.missed,
+            "power_w": None,
+            "basis": "modelled",
+            "since_s": None,
             "state": now.state,
             "waits_for": now.waits_for,
             "until_s": now.until_s,
@@ -203,48 +272,104 @@ class ClusterNow:
         }
 
 
-class ClusterFolder:
-    """The plan in a folder, read again when it has changed. For many threads.
+class Cluster:
+    """The plan and the controller's state in a folder, read again when they have changed. For many threads.
 
     Args:
-        root: The folder.
+        root: The folder, with ``fleet.db`` or ``plan.json``.
+        state: State of a controller elsewhere: a file, or ``postgresql://...``; None: that in the folder.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, state: str | None = None) -> None:
         self._root = root
-        self._lock = threading.Lock()
-        self._seen: Sequence[int] | None = None
+        self._named = state
+        self._place = str(root / STATE) if state is None else state
+        self._lock = threading.RLock()
+        self._seen: object = None
+        self._store: FleetState | None = None
         self._plan: Plan | None = None
+        self._made: tuple[float, str] = (-1.0, "")
 
-    def version(self) -> str | None:
-        """Return a word that changes with the plan; None where the folder is that of no cluster."""
-        seen = self._stat()
-        return None if seen is None else "-".join(str(one) for one in seen)
+    def version(self, now_s: float) -> str | None:
+        """Return a word that changes with what is known; None where the folder is that of no cluster.
+
+        Args:
+            now_s: Present time (s since the epoch, UTC).
+        """
+        if self._is_remote:
+            return f"{now_s:.0f}"
+        if self._has_state:
+            return f"{_stat(self._place)}{_stat(f'{self._place}-wal')}"
+        found = self._plan_stat()
+        return None if found is None else str(found)
 
     def now(self, now_s: float) -> ClusterNow | None:
-        """Return the plan at a time; None where there is none.
+        """Return what is known at a time; None where there is no plan.
 
         Args:
             now_s: Present time (s since the epoch, UTC).
 
         Raises:
+            FleetStateError: The state cannot be read.
             RunFolderError: The plan cannot be read.
         """
         with self._lock:
-            seen = self._stat()
+            if self._is_remote or self._has_state:
+                return self._of_state(self.store(), now_s)
+            seen = self._plan_stat()
             if seen != self._seen:
                 self._plan = None if seen is None else read_plan(self._root / PLAN)
                 self._seen = seen
             return None if self._plan is None else ClusterNow.at(self._plan, now_s)
 
-    def _stat(self) -> Sequence[int] | None:
-        try:
-            if (self._root / RUN_JSON).exists():  # a run's plan is of one job
-                return None
-            status = os.stat(self._root / PLAN)
-        except OSError:
+    def store(self) -> FleetState:
+        """Return the state, open for reading: a new one where the file is another.
+
+        Raises:
+            FleetStateError: It cannot be opened.
+        """
+        with self._lock:
+            seen = None if self._is_remote else (_stat(self._place) or (None,))[-1]  # a damaged one was set aside
+            if self._store is None or seen != self._seen:
+                self.close()
+                self._store, self._seen = FleetState(self._place, read_only=True), seen
+            return self._store
+
+    def close(self) -> None:
+        """Close the state. Idempotent."""
+        with self._lock:
+            if self._store is not None:
+                self._store.close()
+            self._store, self._plan, self._made = None, None, (-1.0, "")
+
+    @property
+    def _is_remote(self) -> bool:
+        return self._place.startswith(("postgresql://", "postgres://"))
+
+    @property
+    def _has_state(self) -> bool:
+        return self._named is not None or os.path.isfile(self._place)
+
+    def _of_state(self, store: FleetState, now_s: float) -> ClusterNow | None:
+        found = store.plan(self._made[0])
+        if found is not None:
+            self._plan = plan_of(found["plan"], "the plan in the fleet's state")
+            self._made = found["t_s"], found["reason"]
+        plan = self._plan
+        if plan is None:
             return None
-        return status.st_mtime_ns, status.st_size, status.st_ino
+        return ClusterNow.at(
+            plan,
+            now_s,
+            reason=self._made[1],
+            fleet=store.now(),
+            samples=store.samples(since_s=float(plan.problem.edges_s[0]) - PAST_S),
+            actions=store.actions(most=MOST_ACTIONS),
+        )
+
+    def _plan_stat(self) -> object:
+        is_run = (self._root / RUN_JSON).exists()  # whose plan is of one job
+        return None if is_run else _stat(str(self._root / PLAN))
 
 
 def read_plan(path: Path) -> Plan:
@@ -255,17 +380,72 @@ def read_plan(path: Path) -> Plan:
     """
     try:
         with path.open("rb") as file:
-            found: Mapping[str, Any] = json.loads(file.read(MOST_BYTES))
-        if (found["kind"], found["format"]) != (KIND, FORMAT):
-            raise ValueError(f"it is no {KIND!r} of format {FORMAT}")
-        plan = Plan.from_dict(found)
-        if any(rows.max(initial=OFF) >= len(job.rows) for job, rows in zip(plan.problem.jobs, plan.rows, strict=True)):
-            raise ValueError("a job is in a row that it has not")
+            found = json.loads(file.read(MOST_BYTES))
     except OSError as error:
         raise RunFolderError(f"{path.name} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise RunFolderError(f"{path.name} is no plan of a cluster: {error}") from error
+    return plan_of(found, path.name)
+
+
+def plan_of(document: Any, where: str) -> Plan:
+    """Return a plan of what ``Plan.to_dict`` wrote.
+
+    Args:
+        document: In plain JSON types.
+        where: Place of it, for the error.
+
+    Raises:
+        RunFolderError: It is no plan.
+    """
+    try:
+        if (document["kind"], document["format"]) != (KIND, FORMAT):
+            raise ValueError(f"it is no {KIND!r} of format {FORMAT}")
+        plan = Plan.from_dict(document)
+        if any(rows.max(initial=OFF) >= len(job.rows) for job, rows in zip(plan.problem.jobs, plan.rows, strict=True)):
+            raise ValueError("a job is in a row that it has not")
     except Exception as error:  # a file of anybody
-        raise RunFolderError(f"{path.name} is no plan of a cluster: {type(error).__name__}: {error}") from error
+        raise RunFolderError(f"{where} is no plan of a cluster: {type(error).__name__}: {error}") from error
     return plan
+
+
+_BARE: Final[Mapping[str, Any]] = {"priority": None, "release_s": None, "stays": []}
+"""Of a job that the plan does not have."""
+
+
+def _told(job: FleetJob) -> dict[str, Any]:
+    """Return what a controller says of a job, where it says something."""
+    waits = job.waits_for or None
+    ends = job.state in ("done", "failed", "gone")
+    return {
+        **{"name": job.name, "user": job.user, "state": job.state, "power_w": job.power_w, "basis": job.basis},
+        **{"waits_for": waits, "row": job.row or None, "since_s": job.since_s, "is_late": job.late},
+        **({} if job.until_s is None and not waits and not ends else {"until_s": job.until_s}),
+        **{key: value for key in ("release_s", "deadline_s") if (value := getattr(job, key)) is not None},
+    }
+
+
+def _basis(some: Sequence[FleetSample]) -> str:
+    bases = {one.basis for one in some}
+    return "measured" if bases == {"measured"} else "modelled"
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _stat(path: str) -> tuple[int, ...] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def _finite(value: float) -> float | None:

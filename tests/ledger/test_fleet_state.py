@@ -99,6 +99,7 @@ def test_what_is_written_is_read_by_another(place: str, clock: HandClock) -> Non
     assert now.jobs[1] == jobs[0]
     assert now.jobs[0].tokens_left is None  # JSON has no word for it: unknown, not 0
     assert reader.plan() == {"t_s": clock.unix_s(), "reason": "an arrival", "plan": plan}
+    assert reader.plan(unless_s=clock.unix_s()) is None, "known already"
     assert reader.samples() == samples
     assert reader.samples(since_s=2.0, site="y") == [samples[3]]
     state.write(jobs=jobs[:1])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from greentrain.policy.cluster.paths import Layout
 from greentrain.policy.cluster.planner import ended
 from greentrain.policy.cluster.problem import OFF, ClusterJob, Plan, Pool, Prices, Problem, Row, Site
 
@@ -63,7 +64,8 @@ def small(start_s: float = START_S, *, name: str = "llama") -> Plan:
     prices = Prices.zero(problem)
     prices.nodes[0, :2] = 250.0
     prices.watts[0, :2] = 0.05
-    grams = sum(ended(problem, one, table[i])[1] for i, one in enumerate(jobs))
+    layout = Layout(problem)
+    grams = sum(ended(layout, j, table[j])[1] for j in range(len(jobs)))
     return Plan(
         problem=problem, rows=table, prices=prices, bound_g=grams / 1.04, grams=grams, missed=("rest",), late_g=0.0
     )

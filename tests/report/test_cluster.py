@@ -10,7 +10,7 @@ import pytest
 
 from greentrain.errors import RunFolderError
 from greentrain.policy.cluster.planner import solve
-from greentrain.report.cluster import ClusterFolder, ClusterNow, read_plan
+from greentrain.report.cluster import Cluster, ClusterNow, read_plan
 from tests.helpers.cluster_cases import cluster
 from tests.report.cluster_plans import HOUR_S, START_S, small, uncapped, written
 
@@ -69,10 +69,10 @@ def test_grams_by_step_are_those_of_a_real_plan(seed: int) -> None:
 
 
 def test_a_folder_is_read_again_when_its_plan_changes_and_a_run_is_no_cluster(tmp_path: Path) -> None:
-    folder = ClusterFolder(tmp_path)
-    assert folder.version() is None and folder.now(START_S) is None
+    folder = Cluster(tmp_path)
+    assert folder.version(START_S) is None and folder.now(START_S) is None
     written(tmp_path, small())
-    first, found = folder.version(), folder.now(START_S)
+    first, found = folder.version(START_S), folder.now(START_S)
     assert first and found is not None and found.plan.problem.jobs[0].name == "llama"
     assert folder.now(START_S) is not None
     again = folder.now(START_S)
@@ -80,9 +80,9 @@ def test_a_folder_is_read_again_when_its_plan_changes_and_a_run_is_no_cluster(tm
     written(tmp_path, small(name="other"))
     os.utime(tmp_path / "plan.json", ns=(1, 1))
     changed = folder.now(START_S)
-    assert folder.version() != first and changed is not None and changed.plan.problem.jobs[0].name == "other"
+    assert folder.version(START_S) != first and changed is not None and changed.plan.problem.jobs[0].name == "other"
     (tmp_path / "run.json").write_text("{}")
-    assert folder.version() is None and folder.now(START_S) is None
+    assert folder.version(START_S) is None and folder.now(START_S) is None
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,10 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from greentrain.errors import ConfigError, RunFolderError
+from greentrain.ledger.fleet_state import FleetStateError
 from greentrain.ledger.run_folder import ESTIMATE
 from greentrain.report import RunReport
-from greentrain.report.cluster import ClusterFolder
+from greentrain.report.cluster import Cluster
 from greentrain.report.fleet.find import is_raw
 from greentrain.report.fleet.row import RunRow
 from greentrain.report.fleet.totals import RunSelection, parse_where
@@ -241,17 +242,17 @@ STYLE: Final = "report.css"
 KINDS: Final = {".js": "text/javascript", ".css": "text/css", ".html": "text/html"}
 
 
-def application(watching: Watching, door: LinkAuth, names: HostNames) -> PageGuard:
+def application(watching: Watching, cluster: Cluster, door: LinkAuth, names: HostNames) -> PageGuard:
     """Return the ASGI application.
 
     Args:
         watching: The runs.
+        cluster: The cluster, where there is one.
         door: Check of who may see the runs.
         names: Names under which the server is asked.
     """
     app = FastAPI(title="GreenTrain runs", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
     static = _static()
-    cluster = ClusterFolder(watching.root)
 
     @app.get("/")
     async def page() -> Response:
@@ -278,7 +279,7 @@ def application(watching: Watching, door: LinkAuth, names: HostNames) -> PageGua
     @app.get("/api/runs")
     async def runs(after: int | None = None, epoch: str | None = None) -> Response:
         """All runs; those that changed after a version of this epoch. And what the cluster's version is now."""
-        version = await run_in_threadpool(cluster.version)
+        version = await run_in_threadpool(cluster.version, time.time())
         changes = watching.changes(after if epoch == watching.epoch else None)
         return _json({"format": FORMAT, "cluster": version, **changes})
 
@@ -316,7 +317,10 @@ def application(watching: Watching, door: LinkAuth, names: HostNames) -> PageGua
         found = await run_in_threadpool(report_of, _known(watching, key).folder)
         return Response(found, media_type="text/html", headers={"content-security-policy": REPORT_POLICY})
 
-    for kind, status in ((ConfigError, 400), (RunFolderError, 409), (RequestValidationError, 400), (HTTPException, 0)):
+    for kind, status in (
+        *((ConfigError, 400), (RunFolderError, 409), (FleetStateError, 409)),
+        *((RequestValidationError, 400), (HTTPException, 0)),
+    ):
         app.add_exception_handler(kind, _told(status))
     app.add_middleware(GZipMiddleware, minimum_size=4096, compresslevel=1)
     return PageGuard(app, door, names)

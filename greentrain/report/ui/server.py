@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from greentrain.report.cluster import Cluster
 from greentrain.report.fleet.find import find_runs
 from greentrain.utils.http_access import HostNames
 from greentrain.utils.http_server import AsgiHost, HostLimits, listen_checked, url_of
@@ -41,6 +42,7 @@ class PageServer:
         cache: File of the index; None: in the user's cache folder.
         every_s: Time between two looks at the folders while a page is open (s).
         used: Function that is called with the next link when one was used.
+        fleet: State of a fleet's controller: a file, or ``postgresql://...``; None: ``fleet.db`` of the root, if there.
 
     Raises:
         ConfigError: The port or a name is none; the host is no address of this machine, or can be reached by others
@@ -58,6 +60,7 @@ class PageServer:
         cache: Path | None = None,
         every_s: float = 3.0,
         used: Callable[[str], None] | None = None,
+        fleet: str | None = None,
     ) -> None:
         _imports.check()
         at = at or Listening()
@@ -73,11 +76,15 @@ class PageServer:
             told = None if used is None else lambda word: used(self._link(word))
             self.door = LinkAuth(f"greentrain_ui_{port}", at.token, told)
             self._watching = Watching(root, cache, every_s)
+            self._cluster = Cluster(root, fleet)
         except BaseException:
             listener.close()
             raise
         self._host = AsgiHost(
-            application(self._watching, self.door, names), listener, name="greentrain-ui", limits=HostLimits()
+            application(self._watching, self._cluster, self.door, names),
+            listener,
+            name="greentrain-ui",
+            limits=HostLimits(),
         )
 
     @property
@@ -94,6 +101,7 @@ class PageServer:
         """End. Idempotent."""
         self._host.close()
         self._watching.close()
+        self._cluster.close()
 
     def __enter__(self) -> "PageServer":
         return self
