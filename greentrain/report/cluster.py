@@ -65,7 +65,7 @@ class ClusterNow:
     fleet: FleetNow | None = None
     """Controller and jobs; None: there is only a plan."""
     samples: Sequence[FleetSample] = ()
-    """Of the time before the plan."""
+    """Of the time until now."""
     actions: Sequence[FleetAction] = ()
     """The last ones, in their order."""
 
@@ -220,12 +220,12 @@ class ClusterNow:
         return list(lines.values())
 
     def _past(self) -> dict[str, Any]:
-        """Return edges of time until the plan begins, and for each site what was between them; null is unknown."""
-        start_s = float(self.plan.problem.edges_s[0])
-        before = [sample for sample in self.samples if sample.t_s < start_s]
+        """Return edges of time until now, and for each site what was between them; null is unknown."""
+        cut_s = max(float(self.plan.problem.edges_s[0]), self.t_s if self.samples else 0.0)
+        before = [sample for sample in self.samples if sample.t_s < cut_s]
         times = sorted({sample.t_s for sample in before})
         times = times[:: -(-len(times) // MOST_SAMPLES) or 1]
-        edges = np.array([*times, start_s])
+        edges = np.array([*times, cut_s])
         usual_s = float(np.median(np.diff(edges))) if times else 0.0
         whole = np.diff(edges) <= GAP * usual_s
         sites: dict[str, Any] = {}
@@ -234,7 +234,10 @@ class ClusterNow:
             for sample in before:
                 if sample.site == name:
                     found[int(np.searchsorted(edges, sample.t_s, side="right")) - 1].append(sample)
+            last = next(sample for sample in reversed(self.samples) if sample.site == name)
             sites[name] = {
+                "now_w": last.power_w,
+                "now_basis": last.basis,
                 "grams": [_sum([one.grams for one in some]) for some in found],
                 **{
                     basis: [
@@ -244,7 +247,6 @@ class ClusterNow:
                     for basis in ("measured", "modelled")
                 },
                 "cap_w": [some[-1].cap_w if some else None for some in found],
-                "g_per_kwh": [some[-1].g_per_kwh if some else None for some in found],
             }
         return {"edges_s": edges.tolist(), "sites": sites}
 

@@ -2,14 +2,18 @@
 
 import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from greentrain.ledger.fleet_state import FleetJob, FleetSample, FleetState
 from greentrain.policy.cluster.paths import Layout
 from greentrain.policy.cluster.planner import ended
 from greentrain.policy.cluster.problem import OFF, ClusterJob, Plan, Pool, Prices, Problem, Row, Site
+from tests.helpers.hand_clock import HandClock
 
 HOUR_S = 3600.0
 START_S = 1_767_225_600.0
@@ -76,6 +80,48 @@ def written(root: Path, plan: Plan) -> Path:
     root.mkdir(parents=True, exist_ok=True)
     (root / "plan.json").write_text(json.dumps(plan.to_dict(), allow_nan=False))
     return root
+
+
+@contextmanager
+def controlled(place: Path, clock: HandClock, *, name: str = "llama", plan: Plan | None = None) -> Iterator[FleetState]:
+    """Write the state of a controller: a plan that began now, two hours of samples before it, two actions; held open.
+
+    Args:
+        place: File.
+        clock: Time of the fleet; the plan begins at it.
+        name: Of its first job, and in the words of the other texts.
+        plan: The plan; None: the small one.
+    """
+    now_s = clock.unix_s()
+    state = FleetState(place, clock=clock.unix_s)
+    state.take("green", holder="host:7")
+    seq = state.intend("night", "hold", t_s=now_s - 60, what=name, reason="cleaner hours", dry_run=False)
+    state.conclude(seq, "done")
+    state.intend(name, "release", t_s=now_s - 30, reason=name)
+    jobs = [
+        FleetJob(name=name, state="running", row="fp8 on 4", since_s=now_s - HOUR_S, power_w=4000.0, basis="measured"),
+        FleetJob(name="vision", state="held", waits_for="nodes: ann is first", until_s=now_s + 2 * HOUR_S),
+        FleetJob(name="gone", state="gone"),
+    ]
+    watts = ((4000.0, "modelled", 1000.0), (4500.0, "measured", 3000.0), (4500.0, "measured", None))
+    samples = [
+        FleetSample(
+            t_s=now_s + (i - 2) * HOUR_S,
+            site="oslo",
+            power_w=power_w,
+            basis=basis,
+            cap_w=6000.0,
+            g_per_kwh=390.0,
+            grams=grams,
+        )
+        for i, (power_w, basis, grams) in enumerate(watts)
+    ]
+    made = small(now_s, name=name) if plan is None else plan
+    state.write(jobs=jobs, plan=("an arrival", made.to_dict()), samples=samples)
+    try:
+        yield state
+    finally:
+        state.close()
 
 
 def uncapped(plan: Plan) -> Plan:

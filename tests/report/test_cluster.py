@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from greentrain.errors import RunFolderError
+from greentrain.ledger.fleet_state import FleetSample, FleetState, FleetStateError
 from greentrain.policy.cluster.planner import solve
 from greentrain.report.cluster import Cluster, ClusterNow, read_plan
 from tests.helpers.cluster_cases import cluster
-from tests.report.cluster_plans import HOUR_S, START_S, small, uncapped, written
+from tests.helpers.hand_clock import HandClock
+from tests.report.cluster_plans import HOUR_S, START_S, controlled, small, uncapped, written
 
 
 def test_each_job_has_what_it_waits_for_and_until_when() -> None:
@@ -83,6 +85,59 @@ def test_a_folder_is_read_again_when_its_plan_changes_and_a_run_is_no_cluster(tm
     assert folder.version(START_S) != first and changed is not None and changed.plan.problem.jobs[0].name == "other"
     (tmp_path / "run.json").write_text("{}")
     assert folder.version(START_S) is None and folder.now(START_S) is None
+
+
+def test_what_a_controller_says_goes_before_the_plan(tmp_path: Path) -> None:
+    clock = HandClock()
+    start_s = clock.unix_s()
+    cluster = Cluster(tmp_path)
+    with controlled(tmp_path / "fleet.db", clock) as state:
+        first, now = cluster.version(0.0), cluster.now(0.0)
+        assert now is not None and now.t_s == start_s and now.is_present, "a replay has a time of its own"
+        found = now.to_dict()
+        lines = {line["name"]: line for line in found["jobs"]}
+        assert lines.keys() == {"llama", "vision", "night", "later", "rest", "done", "gone"}
+        assert (lines["vision"]["state"], lines["vision"]["waits_for"]) == ("held", "nodes: ann is first")
+        assert len(lines["vision"]["stays"]) == 1 and lines["gone"]["stays"] == []
+        assert (lines["llama"]["power_w"], lines["llama"]["basis"]) == (4000.0, "measured")
+        assert lines["night"]["state"] == "waiting", "of what it says nothing the plan says it"
+        (past,) = found["past"]["sites"].values()
+        assert found["past"]["edges_s"] == [start_s - 2 * HOUR_S, start_s - HOUR_S, start_s]
+        assert (past["measured"], past["modelled"]) == ([None, 4500.0], [4000.0, None])
+        assert (past["grams"], past["now_w"]) == ([1000.0, 3000.0], 4500.0)
+        assert [one["outcome"] for one in found["actions"]] == [None, "done"], "the last one first"
+        assert found["fleet"]["holder"] == "host:7" and found["reason"] == "an arrival"
+        json.dumps(found, allow_nan=False)
+        plan = now.plan
+        clock.now_s += 60.0
+        state.write(samples=[FleetSample(t_s=clock.unix_s(), site="oslo", power_w=None, basis="missing")])
+        later = cluster.now(0.0)
+        assert cluster.version(0.0) != first and later is not None and later.plan is plan, "read once"
+        assert later.t_s == start_s + 60.0 and later.to_dict()["past"]["sites"]["oslo"]["now_w"] is None
+        clock.now_s += 600 * HOUR_S
+        state.write(samples=[FleetSample(t_s=start_s + 5 * HOUR_S, site="oslo", power_w=1.0)])
+        gap = cluster.now(0.0)
+        assert gap is not None
+        past = gap.to_dict()["past"]["sites"]["oslo"]
+        assert past["modelled"][-1] is None and past["measured"][-1] is None, "nobody looked for hours"
+        state.write(plan=("an end", small(start_s, name="new").to_dict()))
+        newer = cluster.now(0.0)
+        assert newer is not None and newer.reason == "an end" and newer.plan.problem.jobs[0].name == "new"
+    cluster.close()
+
+
+def test_a_state_that_is_another_or_none_is_told(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, str(tmp_path / "state.db"))
+    with pytest.raises(FleetStateError, match="is not there"):
+        cluster.now(0.0)
+    clock = HandClock()
+    FleetState(tmp_path / "state.db").close()
+    assert cluster.now(0.0) is None, "nothing is planned yet"
+    os.replace(tmp_path / "state.db", tmp_path / "state.db.damaged-1")
+    with controlled(tmp_path / "state.db", clock, plan=uncapped(small(clock.unix_s()))):
+        found = cluster.now(0.0)
+        assert found is not None and found.to_dict()["budget_g"] is None, "a file set aside is not read for ever"
+    cluster.close()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ import pytest
 from greentrain.report.ui.server import Listening, PageServer
 from greentrain.types import DeviceEnergy, Provenance
 from greentrain.utils import quantities
-from tests.report.cluster_plans import HOUR_S, small, written
+from tests.helpers.hand_clock import HandClock
+from tests.report.cluster_plans import HOUR_S, controlled, small, written
 from tests.report.run_folders import CPU, GPU, T0_S, Folder, device, entry, one_rank, sensor
 from tests.report.test_html import browser
 from tests.report.ui.chrome import Chrome
@@ -395,8 +396,9 @@ def test_a_cluster_shows_its_jobs_caps_and_prices(tmp_path: Path, chrome: Chrome
         )
         assert night == ["f-gpu-0", pytest.approx(50.0), pytest.approx(100 / 6)]
         heads = chrome.run("[...document.querySelectorAll('#cluster-charts h2')].map(head => head.textContent)")
+        begin = time.strftime("%Y-%m-%d %H:%M", time.gmtime(start_s))
         assert heads == [
-            "Power at oslo", "CO₂e since the start of the plan", "What a kWh costs at oslo", "Nodes of gpu (h100)",
+            "Power at oslo", f"CO₂e since {begin} UTC", "What a kWh costs at oslo", "Nodes of gpu (h100)",
             "What a node costs in gpu",
         ]  # fmt: skip
         chrome.run("document.querySelector('[role=slider]').focus()")
@@ -422,6 +424,40 @@ def test_a_cluster_shows_its_jobs_caps_and_prices(tmp_path: Path, chrome: Chrome
         chrome.wait("document.getElementById('cluster-trouble').hidden")
         assert chrome.run("document.querySelectorAll('#cluster-jobs tr').length") == 2
         check(chrome, server, ["/api/cluster"])
+
+
+def test_a_controller_is_seen_with_what_was_measured_and_done(tmp_path: Path, chrome: Chrome) -> None:
+    clock = HandClock(1.7e9)  # of a replay: far from that of this machine
+    root = tmp_path / "fleet"
+    root.mkdir()
+    with (
+        controlled(root / "fleet.db", clock, name=EVIL) as state,
+        PageServer(root, cache=tmp_path / "cache.duckdb", every_s=0.1) as server,
+    ):
+        chrome.open(server.link)
+        chrome.wait("document.querySelectorAll('#cluster-jobs tr').length === 7")
+        assert chrome.run("document.querySelectorAll('main img, main script, main iframe').length") == 0
+        told = chrome.run("document.getElementById('cluster-controller').textContent")
+        assert "host:7 controls it" in told and "The plan is of: an arrival." in told
+        figures = chrome.run("document.getElementById('cluster-figures').innerText")
+        for words in ("4.50 kW", "measured, above idle nodes", "planned: 5.00 kW", "emitted 4.00 kg", "1 held"):
+            assert words in figures, words
+        chrome.run("document.querySelector('[role=slider]').focus()")
+        value = "document.activeElement.getAttribute('aria-valuetext')"
+        assert "planned 5.00 kW, modelled none, measured none" in chrome.run(value)
+        chrome.press("ArrowLeft", 37)
+        assert "planned none, modelled none, measured 4.50 kW, cap 6.00 kW" in chrome.run(value)
+        chrome.press("ArrowLeft", 37)
+        assert "modelled 4.00 kW, measured none" in chrome.run(value)
+        row = "document.querySelector('tr[data-job=vision]').cells[2].innerText"
+        assert chrome.run(row).startswith("held waits for nodes: ann is first until ")
+        acts = "[...document.querySelectorAll('#cluster-actions tbody tr')].map(row => row.innerText)"
+        first, second = chrome.run(acts)
+        assert "release" in first and "not known: cut off" in first and "cleaner hours" in second
+        state.write(note="the grid does not answer")
+        chrome.wait("document.getElementById('cluster-controller').textContent.includes('does not answer')")
+        assert chrome.run("document.getElementById('cluster-controller').className") == "notice"
+        check(chrome, server)
 
 
 @pytest.mark.sweep
