@@ -119,7 +119,8 @@ class Loop:
         tickets = [self._engine.submit(PassKind.REFERENCE, self._batch(PassKind.REFERENCE, rows)) for rows in parts]
         reward.result()
         if mode is Mode.PARALLEL:
-            self._engine.barrier(tickets)
+            for ticket in tickets:
+                ticket.result()
             return nothing
         return tickets
 

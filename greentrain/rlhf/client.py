@@ -108,7 +108,6 @@ def _token() -> str:
 
 Item = TypeVar("Item", bound=Sized)
 Answer = TypeVar("Answer")
-Value = TypeVar("Value")
 
 _LARGEST = 500_000
 """Tokens or letters in a request: at most 12 bytes each as JSON, and a server takes 8 MiB."""
@@ -187,17 +186,20 @@ class ServeClient:
         return self._all(texts, lambda some: _scores(self._post("/get_reward", {"query": some}), len(some)))
 
     async def rewards_async(self, texts: Sequence[str]) -> list[float]:
-        """Return what :meth:`rewards` does, from a thread."""
-        return await self._aside(lambda: self.rewards(texts))
-
-    def classify(self, texts: Sequence[str]) -> list[float]:
-        """Return the same scores by the route of vLLM's pooling models. Raises as :meth:`rewards`."""
-
-        def ask(some: Sequence[str]) -> list[float]:
-            body = {"model": self._model, "input": some, "use_activation": False}
-            return _probabilities(self._post("/classify", body), len(some))
-
-        return self._all(texts, ask)
+        """Return what :meth:`rewards` does, from a thread: asyncio's own are few, and a server batches."""
+        with self._lock:
+            self._asking += 1
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(_MOST_ASIDE, thread_name_prefix="greentrain-client")
+            threads = self._threads
+        try:
+            return await asyncio.get_running_loop().run_in_executor(threads, self.rewards, texts)
+        finally:
+            with self._lock:
+                self._asking -= 1
+                if not self._asking:
+                    self._threads = None
+                    threads.shutdown(wait=False)
 
     def logprobs(self, ids: Sequence[Sequence[int]], *, temperature: float = 1.0) -> list[list[float]]:
         """Return, by sequence, ln p of each token but the first, given those before it.
@@ -229,10 +231,6 @@ class ServeClient:
 
         return self._all(rows, ask)
 
-    async def logprobs_async(self, ids: Sequence[Sequence[int]], *, temperature: float = 1.0) -> list[list[float]]:
-        """Return what :meth:`logprobs` does, from a thread."""
-        return await self._aside(lambda: self.logprobs(ids, temperature=temperature))
-
     def health(self) -> Mapping[str, Any]:
         """Return what ``GET /health`` says. Raises ServeError as the others do."""
         return self._ask("GET", "/health", None)
@@ -260,22 +258,6 @@ class ServeClient:
             return _joined(map(ask, some))
         with ThreadPoolExecutor(min(self._parallel, len(some)), thread_name_prefix="greentrain-client") as threads:
             return _joined(threads.map(ask, some))
-
-    async def _aside(self, ask: Callable[[], Value]) -> Value:
-        """Ask from a thread. asyncio's own are few, and a server batches what is asked for at the same time."""
-        with self._lock:
-            self._asking += 1
-            if self._threads is None:
-                self._threads = ThreadPoolExecutor(_MOST_ASIDE, thread_name_prefix="greentrain-client")
-            threads = self._threads
-        try:
-            return await asyncio.get_running_loop().run_in_executor(threads, ask)
-        finally:
-            with self._lock:
-                self._asking -= 1
-                if not self._asking:
-                    self._threads = None
-                    threads.shutdown(wait=False)
 
     def _post(self, route: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
         return self._ask("POST", route, json.dumps(body).encode())
@@ -363,17 +345,6 @@ def _object(answer: bytes, server: Address, route: str) -> Mapping[str, Any]:
 def _scores(answer: Mapping[str, Any], count: int) -> list[float]:
     found = answer.get("rewards")
     return _numbers(found if isinstance(found, list) else [found], count, "/get_reward")
-
-
-def _probabilities(answer: Mapping[str, Any], count: int) -> list[float]:
-    data = answer.get("data")
-    rows = data if isinstance(data, list) else []
-    try:
-        by_index = {row["index"]: row["probs"][-1] for row in rows}
-        found = [by_index[i] for i in range(len(rows))]
-    except (KeyError, IndexError, TypeError) as error:
-        raise ServeError(f"/classify answered without data[].index or data[].probs ({error!r})") from error
-    return _numbers(found, count, "/classify")
 
 
 def _token_logprobs(answer: Mapping[str, Any], ids: Sequence[Sequence[int]]) -> list[list[float]]:

@@ -6,7 +6,6 @@ failure, at home; a :class:`Ticket` is what the caller holds until it needs the 
 (:class:`PassStats`). A device that is lost, hangs, or fails again and again is known by its health.
 """
 
-import itertools
 import os
 import threading
 import time
@@ -237,7 +236,6 @@ class EngineState:
         self._under_way: set[PassTask] = set()
         self._health: dict[int, DeviceHealth] = {}
         self._told: set[str] = set()
-        self._here = threading.local()
         self.handover = BackgroundQueue()
         """Runs jobs in a thread that may wait."""
         for one in passes.values():
@@ -302,22 +300,14 @@ class EngineState:
         """Wait for room and take it.
 
         Raises:
-            QueueFullError: There is none, and this is a callback, for which nobody would make any.
             PassTimeoutError: None was made in time: a device hangs, and its parts have no other place.
         """
-        if self.in_callback:
-            if not self._room.acquire(blocking=False):
-                raise QueueFullError(
-                    f"{self._depth} parts are under way and a callback cannot wait for room: raise depth, or submit "
-                    "from another thread"
+        while not self._room.acquire(timeout=self.timeout_s):
+            if (stuck := self._older_than(self.timeout_s or 0.0)) and not self.late(stuck, self.timeout_s or 0.0):
+                raise PassTimeoutError(
+                    f"{self._depth} parts are under way and none ended within {self.timeout_s:g} s: the device "
+                    "hangs or is too slow; raise timeout_s, or give the pass a home to be redone on"
                 )
-        else:
-            while not self._room.acquire(timeout=self.timeout_s):
-                if (stuck := self._older_than(self.timeout_s or 0.0)) and not self.late(stuck, self.timeout_s or 0.0):
-                    raise PassTimeoutError(
-                        f"{self._depth} parts are under way and none ended within {self.timeout_s:g} s: the device "
-                        "hangs or is too slow; raise timeout_s, or give the pass a home to be redone on"
-                    )
         with self._lock:
             self._under_way.add(part)
 
@@ -355,21 +345,6 @@ class EngineState:
         return any(moved)
 
     # What happens
-
-    @contextmanager
-    def delivering(self) -> Iterator[None]:
-        """Mark the thread as one that a device needs for its next batch."""
-        before = self.in_callback
-        self._here.delivering = True
-        try:
-            yield
-        finally:
-            self._here.delivering = before
-
-    @property
-    def in_callback(self) -> bool:
-        """True in a thread that delivers a result just now."""
-        return getattr(self._here, "delivering", False)
 
     def worked(self, kind: PassKind, place: Place, sequences: int, tokens: int, result: Result) -> None:
         """Count a result."""
@@ -445,29 +420,24 @@ class PassTask:
         self._cancelled = False
         self._settled = False
 
-    def start(self, patience_s: float | None) -> None:
+    def start(self) -> None:
         """Give it to its place, or at once to the other.
-
-        Args:
-            patience_s: Longest wait for room in the device's queue (s); 0 in the thread that would make room.
 
         Raises:
             BatchError: It does not fit the model.
-            QueueFullError: No room, and no patience.
             OffloadError: The device failed at once, and so did the other place, or there is none.
         """
         with self._lock:
             self.at = place = self._desk.chosen(self.kind, self.at)
             self._tried = {place}
         try:
-            self._hand_in(place, patience_s)
+            self._hand_in(place, self._desk.timeout_s)
             return
         except BaseException as error:
-            no_room = isinstance(error, QueueFullError) and patience_s == 0
-            if no_room or isinstance(error, BatchError) or not isinstance(error, Exception):
+            if isinstance(error, BatchError) or not isinstance(error, Exception):
                 self._settle(error=error)
                 raise
-            self._next(place, error, patience_s)
+            self._next(place, error, self._desk.timeout_s)
         if self.outer.done() and (failure := self.outer.exception()) is not None:
             raise failure
 
@@ -530,11 +500,10 @@ class PassTask:
 
     def _finished(self, place: Place, what: FrozenPass, inner: "Future[Result]") -> None:
         """Take what a device has delivered, in the device's thread."""
-        with self._desk.delivering():
-            try:
-                self._take(place, what, inner)
-            except BaseException as error:  # who waits must hear of it
-                self._settle(error=error)
+        try:
+            self._take(place, what, inner)
+        except BaseException as error:  # who waits must hear of it
+            self._settle(error=error)
 
     def _take(self, place: Place, what: FrozenPass, inner: "Future[Result]") -> None:
         batch = self._batch
@@ -690,17 +659,6 @@ class Ticket:
         """Cancel what has not begun to run; return True if nothing had. What runs, runs to its end."""
         return all([run.cancel() for run in self._runs])
 
-    def when_done(self, callback: "Callable[[Ticket], object]") -> None:
-        """Call back once, when :meth:`result` would not wait: now, or from the device's thread, which must not wait."""
-        done = itertools.count(1)
-
-        def one(_: "Future[Result]") -> None:
-            if next(done) == len(self._runs):
-                callback(self)
-
-        for run in self._runs:
-            run.outer.add_done_callback(one)
-
     def _wait(self, limit_s: float | None) -> None:
         left = self._left(limit_s)
         if left and limit_s is not None and self._desk.late(left, limit_s):
@@ -820,7 +778,6 @@ class OffloadEngine:
             BatchError: The batch does not fit the model.
             ConfigError: There is no such pass, or it has no home.
             PassTimeoutError: There was no room in time.
-            QueueFullError: There is no room, and a callback of a result must not wait for any.
             OffloadError: The device failed at once, and there is no home.
         """
         desk = self._desk
@@ -835,7 +792,7 @@ class OffloadEngine:
                     run = PassTask(desk, kind, piece, at)
                     runs.append(run)  # before it takes room, which is given back wherever an exception comes from
                     desk.enter(run)
-                    run.start(0.0 if desk.in_callback else desk.timeout_s)
+                    run.start()
             except BaseException:
                 for run in runs:
                     run.cancel()
@@ -845,15 +802,6 @@ class OffloadEngine:
             if self._sequential if sequential is None else sequential:
                 ticket.result()
         return ticket
-
-    def barrier(self, tickets: Sequence[Ticket], timeout_s: float | None = None) -> list[Result]:
-        """Wait for several results, for all of them together no longer than ``timeout_s``.
-
-        Raises:
-            OffloadError: As :meth:`Ticket.result` does.
-        """
-        end_s = None if timeout_s is None else time.monotonic() + timeout_s
-        return [ticket.result(None if end_s is None else max(0.0, end_s - time.monotonic())) for ticket in tickets]
 
     def replace(self, kind: PassKind, artifact: Artifact) -> None:
         """Give a pass new weights, wherever it may run. Waits for the batches under way, which keep the old ones.

@@ -19,7 +19,6 @@ from fastapi.security import HTTPBearer
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -295,29 +294,6 @@ ASKING_S = 5.0
 GUARDED = (401, 403, 408, 413, 415, 500, 503, 504)
 
 
-class ServerHealth(BaseModel):
-    """That every pass has a device."""
-
-    status: str
-
-
-class ListedModel(BaseModel):
-    """A pass, as vLLM lists models."""
-
-    id: str
-    object: str
-    created: int
-    owned_by: str
-    max_model_len: int
-
-
-class ListedModels(BaseModel):
-    """All passes."""
-
-    object: str
-    data: list[ListedModel]
-
-
 @dataclass(kw_only=True)
 class Application:
     """What is served, and what must be closed behind it."""
@@ -418,7 +394,7 @@ def application(
         except TimeoutError:
             raise busy(f"a device did not say within {ASKING_S:g} s how it is") from None
 
-    @routes.get("/v1/models", response_model=ListedModels, dependencies=secured)
+    @routes.get("/v1/models", response_model=None, dependencies=secured)
     async def models() -> JSONResponse:
         """The passes, as OpenAI lists models."""
         same = {"object": "model", "created": 0, "owned_by": "greentrain"}
@@ -437,7 +413,7 @@ def application(
         """Everything for Prometheus."""
         return Response(await ask(metrics.text), media_type="text/plain; version=1.0.0; charset=utf-8")
 
-    @routes.get(OPEN, response_model=ServerHealth)
+    @routes.get(OPEN, response_model=None)
     async def health(request: Request) -> JSONResponse:
         """Whether each pass has a device that can be used."""
         if down := await ask(lambda: _down(engine)):

@@ -8,6 +8,9 @@ and cli/serve_rm.py). ``/classify`` of vLLM and ``/v1/embeddings`` of SGLang are
 TRL reads it so (trl 1.16, generation/vllm_client.py: get_sequence_logprobs). Entry i of a sequence is of its token i
 given those before it; entry 0 is null. The rank of a token among all others is not computed and so null, as vLLM's own
 schema allows; for the same reason there are no log-probabilities of other tokens.
+
+The OpenAPI document describes what is asked and how it is refused. Answers have the forms of the servers named above:
+``tests/rlhf/serve/answers.py``.
 """
 
 import asyncio
@@ -21,7 +24,7 @@ from typing import Any
 import numpy as np
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from greentrain.fpga_backend.batch import Ids
 from greentrain.rlhf.serve.coalescer import Row, Scorer
@@ -34,14 +37,6 @@ class RewardRequest(Body):
     query: Texts = Field(description="Each prompt with its answer.")
     prompts: Any = Field(default=None, description="Not read: the query has the prompt in it.")
     labels: Any = Field(default=None, description="Not read.")
-
-
-class RewardResponse(BaseModel):
-    """A reward each, in the order of the query."""
-
-    rewards: list[float]
-    scores: list[float]
-    extra_logs: dict[str, list[float]]
 
 
 class PoolingRequest(Body):
@@ -59,58 +54,11 @@ class ClassifyRequest(PoolingRequest):
     )
 
 
-class Classified(BaseModel):
-    """Of one sequence."""
-
-    index: int
-    label: str | None
-    probs: list[float]
-    num_classes: int
-
-
-class Usage(BaseModel):
-    """What was computed."""
-
-    prompt_tokens: int
-    total_tokens: int
-    completion_tokens: int = 0
-
-
-class Answer(BaseModel):
-    """What every answer with a list has."""
-
-    object: str
-    model: str
-    usage: Usage
-
-
-class ClassifyResponse(Answer):
-    """As vLLM's."""
-
-    id: str
-    created: int
-    data: list[Classified]
-
-
-class Embedded(BaseModel):
-    """Of one sequence."""
-
-    index: int
-    object: str
-    embedding: list[float]
-
-
-class EmbeddingsResponse(Answer):
-    """As SGLang's."""
-
-    data: list[Embedded]
-
-
 def reward_routes(reward: Scorer) -> APIRouter:
     """Return ``POST /get_reward``, ``POST /classify`` and ``POST /v1/embeddings``."""
     router = APIRouter()
 
-    @_post(router, "/get_reward", RewardRequest, RewardResponse)
+    @_post(router, "/get_reward", RewardRequest)
     async def get_reward(request: Request) -> JSONResponse:
         """OpenRLHF's remote reward model."""
         asked = await body_of(RewardRequest, request)
@@ -121,7 +69,7 @@ def reward_routes(reward: Scorer) -> APIRouter:
         found = [float(row[0]) for row in await reward.rows(await reward.ids(asked.query))]
         return JSONResponse({"rewards": found, "scores": found, "extra_logs": {}})
 
-    @_post(router, "/classify", ClassifyRequest, ClassifyResponse)
+    @_post(router, "/classify", ClassifyRequest)
     async def classify(request: Request) -> JSONResponse:
         """Classification of sequences, as of vLLM."""
         asked = await body_of(ClassifyRequest, request)
@@ -142,7 +90,7 @@ def reward_routes(reward: Scorer) -> APIRouter:
             }
         )
 
-    @_post(router, "/v1/embeddings", PoolingRequest, EmbeddingsResponse)
+    @_post(router, "/v1/embeddings", PoolingRequest)
     async def embeddings(request: Request) -> JSONResponse:
         """SGLang's way to ask a reward model: its scores in the place of an embedding."""
         asked = await body_of(PoolingRequest, request)
@@ -154,9 +102,9 @@ def reward_routes(reward: Scorer) -> APIRouter:
     return router
 
 
-def _post(router: APIRouter, path: str, asked: type[Body], answered: type[BaseModel]) -> Callable[[Any], Any]:
-    """Return the decorator of a route that reads its body itself, with what OpenAPI says of body and answer."""
-    return router.post(path, response_model=answered, responses=documented(400), openapi_extra=request_body(asked))
+def _post(router: APIRouter, path: str, asked: type[Body]) -> Callable[[Any], Any]:
+    """Return the decorator of a route that reads its body itself, with what OpenAPI says of the body."""
+    return router.post(path, response_model=None, responses=documented(400), openapi_extra=request_body(asked))
 
 
 def usage(ids: Sequence[Ids]) -> dict[str, int]:
@@ -196,37 +144,11 @@ class CompletionRequest(Body):
     logprobs: int | None = Field(default=None, description="null.")
 
 
-class TokenLogprob(BaseModel):
-    """Of one token."""
-
-    logprob: float
-    rank: int | None
-    decoded_token: str | None
-
-
-class CompletionChoice(BaseModel):
-    """Of one sequence."""
-
-    index: int
-    text: str
-    logprobs: None
-    finish_reason: str
-    prompt_logprobs: list[dict[str, TokenLogprob] | None]
-
-
-class CompletionResponse(Answer):
-    """As vLLM's."""
-
-    id: str
-    created: int
-    choices: list[CompletionChoice]
-
-
 def reference_routes(reference: Scorer) -> APIRouter:
     """Return ``POST /v1/completions``."""
     router = APIRouter()
 
-    @_post(router, "/v1/completions", CompletionRequest, CompletionResponse)
+    @_post(router, "/v1/completions", CompletionRequest)
     async def completions(request: Request) -> Response:
         """Log-probabilities of the tokens of prompts, as of vLLM."""
         asked = await body_of(CompletionRequest, request)

@@ -1,14 +1,42 @@
-"""Gives a stock trainer an offloaded reference, after checking that it can have one."""
+"""Gives a stock trainer an offloaded reference, after checking that it, and the installed TRL, can have one."""
 
-from typing import Any
+import functools
+import inspect
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any, Final
 
 from greentrain.errors import ConfigError
 from greentrain.fpga_backend.program import Embed
 from greentrain.rlhf.engine import OffloadEngine
 from greentrain.rlhf.kinds import PassKind
 from greentrain.rlhf.trl.reference import OffloadedReference
-from greentrain.rlhf.trl.versions import check_contract
-from greentrain.utils.never_raise import warn
+from greentrain.utils.never_raise import once, warn
+
+VERSIONS: Final = ("1.15", "1.16")
+"""Releases of TRL whose trainers were read and tried."""
+_ROLLOUTS: Final = {
+    "_get_per_token_logps_and_entropies": ("model", "input_ids", "attention_mask", "logits_to_keep"),
+    "_prepare_inputs": ("generation_batch",),
+    "_generate": ("prompts",),
+    "_generate_single_turn": (),
+    "_generate_and_score_completions": (),
+    "_calculate_rewards": (),
+}
+_PRECOMPUTED: Final = {
+    "_precompute_ref_logps": ("dataset", "name", "batch_size"),
+    "compute_ref_log_probs": ("model", "inputs"),
+}
+METHODS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
+    "GRPOTrainer": {**_ROLLOUTS, "_compute_loss": ("model", "inputs")},
+    "RLOOTrainer": _ROLLOUTS,
+    "DPOTrainer": _PRECOMPUTED,
+    "KTOTrainer": _PRECOMPUTED,
+}
+"""By class of TRL, the methods that the adapters override or rest on, with their first parameters. In which order these
+do their work is read in the sources of each release by tests/rlhf/trl/landmarks.py."""
+
+_tell = once(warn)
 
 
 def offload_reference(trainer: Any, engine: OffloadEngine, *, beta: float | None = None) -> OffloadedReference:
@@ -126,3 +154,30 @@ def _library_class(trainer: Any) -> Any:
         if cls.__module__.startswith("trl."):
             return cls
     raise ConfigError(f"{type(trainer).__name__} is no trainer of TRL: give a GRPOTrainer or an RLOOTrainer")
+
+
+@functools.cache
+def check_contract(trainer: type[Any]) -> None:
+    """Check a class of the installed TRL.
+
+    Raises:
+        ConfigError: A method that the adapters take for granted is not there, or takes something else.
+    """
+    found, wrong = version("trl"), []
+    for name, wanted in METHODS[trainer.__name__].items():
+        method = getattr(trainer, name, None)
+        given = () if method is None else tuple(inspect.signature(method).parameters)[1 : 1 + len(wanted)]
+        if method is None:
+            wrong.append(f"there is no {name}")
+        elif given != wanted:
+            wrong.append(f"{name} takes {', '.join(given)} instead of {', '.join(wanted)}")
+    if wrong:
+        raise ConfigError(
+            f"{trainer.__name__} of trl {found} differs from what was read of {', '.join(VERSIONS)}: "
+            f"{'; '.join(wrong)}. Install trl>=1.15,<1.17, or keep the reference in the trainer"
+        )
+    if not found.startswith(tuple(f"{known}." for known in VERSIONS)):
+        _tell(
+            f"trl {found} was never tried, only {' and '.join(VERSIONS)}; its {trainer.__name__} has the methods that "
+            "theirs has, so the offload is used: compare a few steps with mode='eager'"
+        )

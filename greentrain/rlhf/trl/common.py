@@ -18,10 +18,9 @@ from greentrain.errors import ConfigError
 from greentrain.rlhf.engine import OffloadEngine, PassStats
 from greentrain.rlhf.kinds import PassKind
 from greentrain.rlhf.stream import Stream
-from greentrain.rlhf.trl.attach import check_reference, known_prompts, refuse_sync
+from greentrain.rlhf.trl.attach import check_contract, check_reference, known_prompts, refuse_sync
 from greentrain.rlhf.trl.reference import IGNORED, key_of
 from greentrain.rlhf.trl.reward import WHEN_TOLD, OffloadedReward
-from greentrain.rlhf.trl.versions import check_contract
 from greentrain.types import Phase
 from greentrain.utils.never_raise import never_raises
 

@@ -7,9 +7,8 @@ import torch
 from greentrain.errors import ConfigError
 from greentrain.rlhf.engine import OffloadEngine
 from greentrain.rlhf.kinds import PassKind
-from greentrain.rlhf.trl.attach import refuse_sync
+from greentrain.rlhf.trl.attach import check_contract, refuse_sync
 from greentrain.rlhf.trl.reference import OffloadedReference
-from greentrain.rlhf.trl.versions import check_contract
 from greentrain.utils.imports import try_import
 
 with try_import("trl") as _imports:

@@ -10,7 +10,6 @@ Example::
 that several of them share goes behind ``device: {name: remote}``.
 """
 
-import asyncio
 import atexit
 import contextlib
 import os
@@ -87,16 +86,6 @@ def settings() -> OffloadSettings:
 def close() -> None:
     """Close the device of this process; the end of the process does so too. The next reward opens it again."""
     _opened.close()
-
-
-async def async_offloaded_reward(
-    prompts: Sequence[Any], completions: Sequence[Any], **columns: Any
-) -> list[float | None]:
-    """Score completions beside the recipe's other asynchronous reward functions, which TRL runs together.
-
-    TRL starts these behind all plain functions: where the others are plain, ``offloaded_reward`` is as fast.
-    """
-    return await asyncio.to_thread(_score, prompts, completions, **columns)
 
 
 def _score(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:

@@ -17,9 +17,9 @@ from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.batch import Batch, Result
 from greentrain.fpga_backend.emulator.device import Emulator
 from greentrain.fpga_backend.emulator.engine import Engine
-from greentrain.fpga_backend.errors import BatchError, DeviceError, DeviceLostError, QueueFullError
+from greentrain.fpga_backend.errors import BatchError, DeviceError, DeviceLostError
 from greentrain.rlhf import engine as engine_module
-from greentrain.rlhf.engine import OffloadEngine, PassStats, Ticket
+from greentrain.rlhf.engine import OffloadEngine, PassStats
 from greentrain.rlhf.errors import PassCancelledError, PassTimeoutError
 from greentrain.rlhf.frozen_pass import place
 from greentrain.rlhf.kinds import PassKind, Place
@@ -136,7 +136,7 @@ def test_a_device_that_hangs_is_left_until_it_answers(
     tickets = [engine.submit(REWARD, BATCH) for _ in range(4)]
     monkeypatch.setattr(engine_module, "wait", waited)
     with pytest.warns(UserWarning, match="no answer within 0.5 s.*redone") as told:
-        assert all(np.array_equal(scores(found), wanted) for found in engine.barrier(tickets))
+        assert all(np.array_equal(scores(found), wanted) for found in [ticket.result() for ticket in tickets])
     asked = device.submitted
     assert np.array_equal(scores(engine.submit(REWARD, BATCH).result()), wanted)
     assert late_s == [pytest.approx(0.5)], "one time-out for all of them"
@@ -173,7 +173,7 @@ def test_submit_without_room_gives_up_a_device_that_hangs(made: Made, wanted: Sc
     first = [engine.submit(REWARD, BATCH) for _ in range(2)]
     with pytest.warns(UserWarning, match="no answer"):
         third = engine.submit(REWARD, BATCH)
-    assert all(np.array_equal(scores(found), wanted) for found in engine.barrier([*first, third], 240.0))
+    assert all(np.array_equal(scores(found), wanted) for found in [ticket.result(240.0) for ticket in (*first, third)])
     alone, _ = made({0: Fault.HANGS}, depth=1, timeout_s=0.2, home=False)
     alone.submit(REWARD, BATCH)
     with pytest.raises(PassTimeoutError, match=r"1 parts are under way and none ended within 0\.2 s"):
@@ -299,31 +299,6 @@ def test_cancel(made: Made, wanted: Scores) -> None:
         assert not ticket.cancel()
     tickets = [engine.submit(REWARD, BATCH) for _ in range(20)]  # all room is there again
     assert all(np.array_equal(scores(ticket.result()), wanted) for ticket in tickets)
-
-
-def test_a_callback_may_submit_and_does_not_wait_for_room(made: Made, wanted: Scores) -> None:
-    engine, _ = made({}, depth=1)
-    found: list[Ticket | BaseException] = []
-    ended = threading.Event()
-
-    def again(ticket: Ticket) -> None:
-        for _ in range(2):
-            try:
-                found.append(engine.submit(REWARD, BATCH))
-            except BaseException as error:
-                found.append(error)
-        ended.set()
-
-    engine.submit(REWARD, BATCH).when_done(again)
-    assert ended.wait(240)
-    ticket, error = found
-    assert isinstance(ticket, Ticket) and np.array_equal(scores(ticket.result()), wanted)
-    assert isinstance(error, QueueFullError) and "callback" in str(error)
-    later = engine.submit(REWARD, BATCH)
-    called: list[Ticket] = []
-    later.result()
-    later.when_done(called.append)
-    assert called == [later]
 
 
 def test_new_weights_reach_both_places(made: Made, wanted: Scores, closing: Closing) -> None:

@@ -26,7 +26,6 @@ from greentrain.fpga_backend.emulator.engine import Engine
 from greentrain.fpga_backend.errors import BatchError, DeviceError, DeviceLostError
 from greentrain.rlhf import engine as engine_module
 from greentrain.rlhf.engine import OffloadEngine, PassStats
-from greentrain.rlhf.errors import PassTimeoutError
 from greentrain.rlhf.frozen_pass import place
 from greentrain.rlhf.kinds import PassKind
 from greentrain.rlhf.stream import Stream
@@ -184,16 +183,6 @@ def test_who_comes_later_to_a_barrier_does_not_begin_the_wait_anew(
     assert engine.stats()[REWARD].wait_s == pytest.approx(0.4)
 
 
-def test_when_done_calls_once_and_not_before_the_last_part(paced: Callable[..., OffloadEngine]) -> None:
-    engine = paced(0.02, cut=1)
-    called: list[bool] = []
-    ticket = engine.submit(REWARD, BATCH)
-    ticket.when_done(lambda one: called.append(one.done()))
-    ticket.result()
-    engine.submit(REWARD, BATCH).result()
-    assert called == [True]
-
-
 def test_nobody_asks_and_the_sums_are_right(told: Callable[..., tuple[OffloadEngine, Told]], clock: HandClock) -> None:
     engine, device = told(0.02, cut=2)
     ticket = engine.submit(REWARD, BATCH)
@@ -225,30 +214,8 @@ def test_a_full_engine_blocks_submit_and_wakes_it(
     assert clock.now_s - begun_s == pytest.approx(0.2), "two had to wait"
     assert engine.stats()[REWARD].wait_s == pytest.approx(0.2)
     device.go.release(2)
-    engine.barrier(tickets)
-
-
-def test_a_barrier_of_several_keeps_one_time_out(
-    told: Callable[..., tuple[OffloadEngine, Told]], clock: HandClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine, device = told(0.3)
-    tickets = [engine.submit(REWARD, BATCH) for _ in range(3)]
-    limits_s: list[float] = []
-
-    def waited(futures: Any, limit_s: float, **options: Any) -> Any:
-        limits_s.append(limit_s)
-        if len(limits_s) > 1:
-            return wait(futures, 0.0, **options)
-        clock.now_s += 0.3
-        device.go.release()
-        return wait(futures, 400.0, **options)
-
-    with monkeypatch.context() as patched, pytest.raises(PassTimeoutError):  # each on its own would come in time
-        patched.setattr(engine_module, "wait", waited)
-        engine.barrier(tickets, 0.5)
-    assert limits_s == [0.5, pytest.approx(0.2)]
-    device.go.release(2)
-    assert len(engine.barrier(tickets)) == 3
+    for ticket in tickets:
+        ticket.result()
 
 
 def test_ctrl_c_at_the_barrier_leaves_the_ticket(
@@ -301,7 +268,8 @@ def test_batches_are_let_go_of_when_they_are_done(reward: Artifact, closing: Clo
             batches += [weakref.ref(row) for row in batch.ids]
             tickets.append(engine.submit(REWARD, batch))
             del batch
-        engine.barrier(tickets)
+        for ticket in tickets:
+            ticket.result()
     end_s = time.monotonic() + 120
     while any(batch() is not None for batch in batches) and time.monotonic() < end_s:
         gc.collect()

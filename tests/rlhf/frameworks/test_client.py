@@ -73,7 +73,7 @@ def test_the_real_server_gives_the_bits_of_its_device_in_order(served: Served) -
     texts = [f"rollout {i} of many" for i in range(7)]
     ids = [[2 + (7 * i + j) % 90 for j in range(2 + i)] for i in range(7)]
     with ServeClient(batch=2, parallel=3) as client:
-        assert client.rewards(texts) == client.classify(texts) == served.rewards(texts)
+        assert client.rewards(texts) == served.rewards(texts)
         assert client.logprobs(ids) == served.logprobs(ids)
         assert not client.rewards([]) and not client.logprobs([])
         assert client.health()
@@ -132,9 +132,6 @@ def test_no_number_is_made_up(scripted: Scripted) -> None:
         scripted.answers = [answer]
         with ServeClient(scripted.url) as client, pytest.raises(ServeError, match=says):
             client.rewards(["a"])
-    scripted.answers = [(200, {}, {"data": [{"index": 0, "probs": [1.0]}, {"index": 0, "probs": [2.0]}]})]
-    with ServeClient(scripted.url) as client, pytest.raises(ServeError, match=r"data\[\].index"):
-        client.classify(["a", "b"])
     entry = {"7": {"logprob": -1.0}}
     for choices in (
         [],

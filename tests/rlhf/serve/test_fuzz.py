@@ -20,6 +20,7 @@ from schemathesis.specs.openapi.checks import (
 from greentrain.rlhf.serve.app import application
 from greentrain.rlhf.serve.limits import ServeLimits
 from greentrain.rlhf.serve.server import Server
+from tests.rlhf.serve.answers import with_answers
 from tests.rlhf.serve.serving import TOKEN, client, parts
 
 EXAMPLES = 5
@@ -39,7 +40,7 @@ def test_the_document_is_kept(mode: GenerationMode) -> None:
     """In this process, without a socket."""
     one = parts()
     served = application(one.engine, one.text, token=TOKEN, limits=ServeLimits())
-    schema = schemathesis.openapi.from_dict(served.routes.openapi())
+    schema = schemathesis.openapi.from_dict(with_answers(served.routes.openapi()))
     schema.app = served.guarded
     try:
         for found in schema.get_all_operations():

@@ -1,9 +1,6 @@
 """The adapters one by one: what they read, what they return, what they refuse."""
 
-import asyncio
 import copy
-import inspect
-import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -32,7 +29,7 @@ from greentrain.rlhf.engine import OffloadEngine
 from greentrain.rlhf.frozen_pass import place
 from greentrain.rlhf.kinds import PassKind
 from greentrain.rlhf.text import TextEncoder
-from greentrain.rlhf.trl import versions, yaml_reward
+from greentrain.rlhf.trl import attach, yaml_reward
 from greentrain.rlhf.trl.attach import offload_reference
 from greentrain.rlhf.trl.common import EndedRows, OffloadMetrics, observed
 from greentrain.rlhf.trl.grpo import OffloadGRPOTrainer
@@ -40,7 +37,7 @@ from greentrain.rlhf.trl.late_values import DeferredTensor, LateBatch
 from greentrain.rlhf.trl.precompute import OffloadDPOTrainer, OffloadKTOTrainer
 from greentrain.rlhf.trl.reference import LabelledRows, OffloadedReference
 from greentrain.rlhf.trl.reward import OffloadedReward
-from tests.rlhf.trl import tiny
+from tests.rlhf.trl import landmarks, tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -298,10 +295,9 @@ def test_a_recipes_reward_opens_its_settings_once_and_says_what_is_missing(
         _ = yaml_reward.offloaded_reward
     tiny.tokenizer().save_pretrained(tmp_path / "reward")
     score = yaml_reward.offloaded_reward
-    assert score.__name__ == "offloaded_reward" and is_async_callable(yaml_reward.async_offloaded_reward)
+    assert score.__name__ == "offloaded_reward"
     given: dict[str, Any] = {"prompts": ["why not "], "completions": ["yes"]}
     assert score(**given) == score(**given) == tiny.reward(engine)(**given)
-    assert asyncio.run(yaml_reward.async_offloaded_reward(**given)) == score(**given)
     yaml_reward.close()
     monkeypatch.setenv(yaml_reward.LABEL, "3")
     with pytest.raises(ConfigError, match="label=3: the reward model has 1 scores"):
@@ -410,38 +406,42 @@ def test_precomputed_columns_are_trls(algorithm: str, tmp_path: Path) -> None:
 # -- versions --------------------------------------------------------------------------------------------------
 
 
-def sources_of(trainer: Any) -> dict[str, str]:
-    names = versions.CONTRACTS[trainer.__name__]
-    return {n: textwrap.dedent(inspect.getsource(inspect.unwrap(getattr(trainer, n)))) for n in names}
-
-
 @pytest.mark.parametrize("trainer", [GRPOTrainer, RLOOTrainer, DPOTrainer, KTOTrainer])
-def test_the_installed_trl_keeps_to_the_contract(trainer: Any) -> None:
-    versions.check_contract(trainer)
-    sources = sources_of(trainer)
-    assert not versions.breaches(trainer.__name__, sources)
+def test_the_installed_trl_keeps_to_the_contract(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    attach.check_contract(trainer)
+    sources = landmarks.sources_of(trainer)
+    assert not landmarks.breaches(trainer.__name__, sources)
     for name in sources:
         without = {key: text for key, text in sources.items() if key != name}
-        assert versions.breaches(trainer.__name__, without) == [f"there is no {name}"]
-        empty = sources | {name: f"def {name}({', '.join(versions.PARAMETERS.get(name, ('self',)))}): pass"}
-        assert any(name in breach for breach in versions.breaches(trainer.__name__, empty))
+        assert landmarks.breaches(trainer.__name__, without) == [f"there is no {name}"]
+        empty = sources | {name: f"def {name}(self): pass"}
+        assert any(name in breach for breach in landmarks.breaches(trainer.__name__, empty))
+    for name in attach.METHODS[trainer.__name__]:
+        attach.check_contract.cache_clear()
+        with monkeypatch.context() as patched, pytest.raises(ConfigError, match=f"there is no {name}[.;]"):
+            patched.setattr(trainer, name, None)
+            attach.check_contract(trainer)
+    attach.check_contract.cache_clear()
 
 
 def test_another_order_or_signature_is_a_breach_and_another_number_alone_a_warning(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    sources = sources_of(GRPOTrainer)
+    sources = landmarks.sources_of(GRPOTrainer)
     head, body = sources["_compute_loss"].split("\n", 1)
     early = f'{head}\n    early = inputs["ref_per_token_logps"]\n{body}'
-    assert versions.breaches("GRPOTrainer", sources | {"_compute_loss": early}) == [
+    assert landmarks.breaches("GRPOTrainer", sources | {"_compute_loss": early}) == [
         "_compute_loss reads the reference before the policy's forward"
     ]
-    renamed = sources["_get_per_token_logps_and_entropies"].replace("logits_to_keep", "keep")
-    assert "takes self, model, input_ids, attention_mask, keep instead of" in str(
-        versions.breaches("GRPOTrainer", sources | {"_get_per_token_logps_and_entropies": renamed})
-    )
-    monkeypatch.setattr(versions, "version", lambda _: "1.99.0")
-    versions.check_contract.cache_clear()
+
+    def renamed(self: Any, model: Any, input_ids: Any, attention_mask: Any, keep: Any) -> None: ...
+
+    attach.check_contract.cache_clear()
+    with monkeypatch.context() as patched, pytest.raises(ConfigError, match="attention_mask, keep instead of model,"):
+        patched.setattr(GRPOTrainer, "_get_per_token_logps_and_entropies", renamed)
+        attach.check_contract(GRPOTrainer)
+    monkeypatch.setattr(attach, "version", lambda _: "1.99.0")
+    attach.check_contract.cache_clear()
     with pytest.warns(GreenTrainWarning, match=r"trl 1.99.0 was never tried, only 1.15 and 1.16"):
-        versions.check_contract(GRPOTrainer)
-    versions.check_contract.cache_clear()
+        attach.check_contract(GRPOTrainer)
+    attach.check_contract.cache_clear()

@@ -1,22 +1,14 @@
-"""What the adapters take for granted of TRL, and whether the installed version keeps to it.
+"""What the methods of TRL that the adapters override do inside, and in which order, read with ``ast``.
 
-A landmark is a thing that a method does; their order in the source is what the barrier rests on. They are read with
-``ast``, so a version that was never seen is judged by what it says, not by its number.
+A landmark is a thing that a method does; the barrier rests on their order in the source. A new release of TRL is judged
+by it before it stands in ``greentrain.rlhf.trl.attach.VERSIONS``.
 """
 
 import ast
-import functools
 import inspect
 import textwrap
 from collections.abc import Iterator, Mapping
-from importlib.metadata import version
 from typing import Any
-
-from greentrain.errors import ConfigError
-from greentrain.utils.never_raise import once, warn
-
-VERSIONS = ("1.15", "1.16")
-"""Whose trainers were read and tried."""
 
 _FORWARD = "call self._get_per_token_logps_and_entropies"
 _REFERENCE = f"{_FORWARD} ref_model"
@@ -52,42 +44,12 @@ CONTRACTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "KTOTrainer": _PRECOMPUTED,
 }  # fmt: skip
 """By class and method, landmarks in the order in which they must stand."""
-PARAMETERS: Mapping[str, tuple[str, ...]] = {
-    "_get_per_token_logps_and_entropies": ("self", "model", "input_ids", "attention_mask", "logits_to_keep"),
-    "_prepare_inputs": ("self", "generation_batch"),
-    "_generate": ("self", "prompts"),
-    "_compute_loss": ("self", "model", "inputs"),
-    "compute_ref_log_probs": ("self", "model", "inputs"),
-    "_precompute_ref_logps": ("self", "dataset", "name", "batch_size"),
-}
-"""First parameters of the methods that are overridden or called."""
-
-_tell = once(warn)
 
 
-@functools.cache
-def check_contract(trainer: type[Any]) -> None:
-    """Check a class of the installed TRL.
-
-    Raises:
-        ConfigError: It does something else than the adapters take for granted.
-    """
-    found = version("trl")
-    sources = {
-        name: textwrap.dedent(inspect.getsource(inspect.unwrap(method)))
-        for name, method in inspect.getmembers(trainer, inspect.isfunction)
-        if name in CONTRACTS[trainer.__name__]
-    }
-    if wrong := breaches(trainer.__name__, sources):
-        raise ConfigError(
-            f"{trainer.__name__} of trl {found} differs from what was read of {', '.join(VERSIONS)}: "
-            f"{'; '.join(wrong)}. Install trl>=1.15,<1.17, or keep the reference in the trainer"
-        )
-    if not found.startswith(tuple(f"{known}." for known in VERSIONS)):
-        _tell(
-            f"trl {found} was never tried, only {' and '.join(VERSIONS)}; its {trainer.__name__} reads as they do, so "
-            "the offload is used: compare a few steps with mode='eager'"
-        )
+def sources_of(trainer: Any) -> dict[str, str]:
+    """Return the source code of the methods of a class that have landmarks."""
+    names = CONTRACTS[trainer.__name__]
+    return {n: textwrap.dedent(inspect.getsource(inspect.unwrap(getattr(trainer, n)))) for n in names}
 
 
 def breaches(trainer: str, sources: Mapping[str, str]) -> list[str]:
@@ -111,9 +73,6 @@ def breaches(trainer: str, sources: Mapping[str, str]) -> list[str]:
         order = list(landmarks(sources["_compute_loss"]))
         if _READ in order and _FORWARD in order and order.index(_READ) < order.index(_FORWARD):
             wrong.append("_compute_loss reads the reference before the policy's forward")
-    for name, wanted in PARAMETERS.items():
-        if name in sources and (given := _parameters(sources[name])[: len(wanted)]) != wanted:
-            wrong.append(f"{name} takes {', '.join(given)} instead of {', '.join(wanted)}")
     return wrong
 
 
@@ -154,9 +113,3 @@ def _landmarks(node: ast.AST) -> Iterator[str]:
 
 
 _WORDS = {"labels", "fused_lm_head", "prompts", "completions", "completion_ids"}
-
-
-def _parameters(source: str) -> tuple[str, ...]:
-    function = ast.parse(source).body[0]
-    assert isinstance(function, ast.FunctionDef)
-    return tuple(argument.arg for argument in (*function.args.posonlyargs, *function.args.args))
