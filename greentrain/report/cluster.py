@@ -6,11 +6,11 @@ A controller's state (``greentrain fleet run``) is read where there is one, and 
 import json
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,6 @@ from greentrain.policy.cluster.problem import FORMAT, KIND, OFF, Array, Plan
 from greentrain.types import J_PER_KWH, S_PER_HOUR
 
 PLAN: Final = "plan.json"
-"""In the folder of a cluster, as in that of a run, whose plan is of one job."""
 STATE: Final = "fleet.db"
 """Of a controller, as ``state`` of fleet.yaml is called by default."""
 PAST_S: Final = 24 * S_PER_HOUR
@@ -33,22 +32,15 @@ MOST_SAMPLES: Final = 400
 GAP: Final = 10.0
 """Samples that are further apart than so many of their usual distances leave a gap: nobody knows what was between."""
 MOST_ACTIONS: Final = 50
-MOST_BYTES: Final = 256 * 2**20
-"""Of a plan that is read: one of 2,000 jobs in 336 hours has about 10 MB."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobNow:
-    """What a job does at a time, by the plan."""
+class JobNow(NamedTuple):
+    """What a job does at a time, by the plan: state, what it waits for, until when (s since the epoch), row in use."""
 
     state: str
-    """running, waiting, planned (it is not released yet), done, late (it misses its deadline), or left out."""
     waits_for: str | None = None
-    """In words; None: it waits for nothing."""
     until_s: float | None = None
-    """Until when it waits, or stays in its row (s since the epoch, UTC)."""
     row: str | None = None
-    """Row in use."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -65,9 +57,7 @@ class ClusterNow:
     fleet: FleetNow | None = None
     """Controller and jobs; None: there is only a plan."""
     samples: Sequence[FleetSample] = ()
-    """Of the time until now."""
     actions: Sequence[FleetAction] = ()
-    """The last ones, in their order."""
 
     @classmethod
     def at(cls, plan: Plan, now_s: float, **more: Any) -> "ClusterNow":
@@ -79,39 +69,30 @@ class ClusterNow:
             more: Other fields.
         """
         start_s, end_s = float(plan.problem.edges_s[0]), float(plan.problem.edges_s[-1])
-        samples: Sequence[FleetSample] = more.get("samples", ())
-        times = (now_s, samples[-1].t_s if samples else start_s)  # a replay has a time of its own
+        times = [now_s, *(sample.t_s for sample in more.get("samples", ())[-1:])]  # a replay has a time of its own
         found = next((t for t in times if start_s <= t < end_s), None)
-        is_present = found is not None and (found == now_s or bool(samples))
-        return cls(plan=plan, t_s=start_s if found is None else found, is_present=is_present, **more)
+        return cls(plan=plan, t_s=start_s if found is None else found, is_present=found is not None, **more)
 
     @cached_property
     def step(self) -> int:
         """Step of the plan at this time."""
-        edges = self.plan.problem.edges_s
-        return int(np.clip(np.searchsorted(edges, self.t_s, side="right") - 1, 0, len(edges) - 2))
+        return max(0, int(np.searchsorted(self.plan.problem.edges_s, self.t_s, side="right")) - 1)
 
     @cached_property
     def power_w(self) -> Array:
         """(s, h) facility watts of all jobs at each site: modelled, and above those of idle nodes."""
-        pue: Array = np.array([site.pue for site in self.plan.problem.sites]).reshape(-1, self.steps)
+        pue: Array = np.array([site.pue for site in self.plan.problem.sites]).reshape(-1, self.plan.problem.steps)
         return self.plan.used_w() * pue
-
-    @property
-    def steps(self) -> int:
-        """Number of steps."""
-        return self.plan.problem.steps
 
     @cached_property
     def grams(self) -> Array:
         """(h,) emitted in each step, modelled: their sum is what the plan says."""
-        layout, total = Layout(self.plan.problem), np.zeros(self.steps)
-        g_per_w = self.plan.problem.g_per_w
+        layout, total = Layout(self.plan.problem), np.zeros(self.plan.problem.steps)
         for j, rows in enumerate(self.plan.rows):
             on = np.flatnonzero(rows != OFF)
             if on.size:
                 _, _, site, power_w = layout.of(j, rows[on])
-                plain = power_w * g_per_w[site, on]
+                plain = power_w * self.plan.problem.g_per_w[site, on]
                 total[on] += plain
                 total[on[-1]] += ended(layout, j, rows)[1] - plain.sum()  # what a last step leaves, and starts
         return np.maximum(total, 0.0)
@@ -136,43 +117,37 @@ class ClusterNow:
         job, rows, edges = plan.problem.jobs[index], plan.rows[index], plan.problem.edges_s
         late = job.name in plan.missed
         later = np.flatnonzero(rows[now:] != OFF) + now
+        if not later.size and (rows != OFF).any():
+            return JobNow("done")
         if not later.size:
-            if (rows != OFF).any():
-                return JobNow(state="done")
-            return JobNow(state="left out", waits_for="a place: none is left before its deadline, or in the budget")
+            return JobNow("left out", "a place: none is left before its deadline, or in the budget")
         at = int(later[0])
         if at == now:
-            stay = np.flatnonzero(rows[now:] != rows[now])
-            until = now + int(stay[0]) if stay.size else self.steps
-            return JobNow(
-                state="late" if late else "running", until_s=float(edges[until]), row=job.rows[rows[now]].name
-            )
+            until = next(b for a, b, _ in plan.runs(index) if a <= now < b)
+            return JobNow("late" if late else "running", None, float(edges[until]), job.rows[rows[now]].name)
         if job.release_s > self.t_s:
-            return JobNow(state="planned", waits_for="its release", until_s=job.release_s)
-        return JobNow(state="late" if late else "waiting", waits_for=self._why(index, at), until_s=float(edges[at]))
+            return JobNow("planned", "its release", job.release_s)
+        return JobNow("late" if late else "waiting", self._why(index, at), float(edges[at]))
 
     def _why(self, index: int, at: int) -> str:
         """Return in words what is dearer now than in the step in which a job begins, at the plan's prices."""
-        plan, now = self.plan, self.step
-        problem = plan.problem
-        row = problem.jobs[index].rows[plan.rows[index, at]]
+        problem, now = self.plan.problem, self.step
+        row = problem.jobs[index].rows[self.plan.rows[index, at]]
         pool = problem.pool_index[row.pool]
         site = problem.site_index[problem.pools[pool].site]
-        clean = problem.sites[site].g_per_kwh
-        kw = row.power_w / 1000
-        saved = {
-            f"nodes of {row.pool}": row.nodes * (self.node_price[pool, now] - self.node_price[pool, at]),
-            f"watts of {problem.sites[site].name}": kw * (self.watt_price[site, now] - self.watt_price[site, at]),
-            f"a cleaner grid, {clean[at]:.0f} g/kWh in place of {clean[now]:.0f}": kw
-            * (clean[now] * problem.sites[site].pue[now] - clean[at] * problem.sites[site].pue[at]),
+        grid, kw = problem.sites[site], row.power_w / 1000
+        cleaner = f"a cleaner grid, {grid.g_per_kwh[at]:.0f} g/kWh in place of {grid.g_per_kwh[now]:.0f}"
+        costs = {
+            f"nodes of {row.pool}": row.nodes * self.node_price[pool],
+            f"watts of {grid.name}": kw * self.watt_price[site],
+            cleaner: kw * grid.g_per_kwh * grid.pue,
         }
-        best = max(saved, key=lambda what: float(saved[what]))
-        return best if saved[best] > 0 else "its turn: others come first in the plan"
+        best = max(costs, key=lambda what: float(costs[what][now] - costs[what][at]))
+        return best if costs[best][now] > costs[best][at] else "its turn: others come first in the plan"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it in plain JSON types; what is not limited is null."""
-        plan, problem = self.plan, self.plan.problem
-        used = plan.used_nodes()
+        """Return it in plain JSON types; what is not limited, or not known, is null."""
+        plan, problem, used = self.plan, self.plan.problem, self.plan.used_nodes()
         return {
             "t_unix_s": self.t_s,
             "is_present": self.is_present,
@@ -200,12 +175,8 @@ class ClusterNow:
             ],
             "pools": [
                 {
-                    "name": pool.name,
-                    "site": pool.site,
-                    "device": pool.device,
-                    "nodes": pool.nodes.tolist(),
-                    "used": used[i].tolist(),
-                    "node_price": self.node_price[i].tolist(),
+                    **{"name": pool.name, "site": pool.site, "device": pool.device, "nodes": pool.nodes.tolist()},
+                    **{"used": used[i].tolist(), "node_price": self.node_price[i].tolist()},
                 }
                 for i, pool in enumerate(problem.pools)
             ],
@@ -216,8 +187,18 @@ class ClusterNow:
         """Return all jobs: what the controller says goes before what the plan says."""
         lines = {job.name: self._line(i) for i, job in enumerate(self.plan.problem.jobs)}
         for job in () if self.fleet is None else self.fleet.jobs:
-            lines[job.name] = {**_BARE, **lines.get(job.name, {}), **_told(job)}
+            lines[job.name] = {"release_s": None, "stays": [], **lines.get(job.name, {}), **_told(job)}
         return list(lines.values())
+
+    def _line(self, index: int) -> dict[str, Any]:
+        job, edges = self.plan.problem.jobs[index], self.plan.problem.edges_s
+        stays = [
+            [float(edges[a]), float(edges[b]), job.rows[row].name, job.rows[row].nodes, job.rows[row].pool]
+            for a, b, row in self.plan.runs(index)
+        ]
+        times = {"release_s": _finite(job.release_s), "deadline_s": _finite(job.deadline_s), "since_s": None}
+        late = {"is_late": job.name in self.plan.missed, "power_w": None, "basis": "modelled"}
+        return {"name": job.name, "user": job.user, **times, **late, **self.job(index)._asdict(), "stays": stays}
 
     def _past(self) -> dict[str, Any]:
         """Return edges of time until now, and for each site what was between them; null is unknown."""
@@ -226,52 +207,26 @@ class ClusterNow:
         times = sorted({sample.t_s for sample in before})
         times = times[:: -(-len(times) // MOST_SAMPLES) or 1]
         edges = np.array([*times, cut_s])
-        usual_s = float(np.median(np.diff(edges))) if times else 0.0
-        whole = np.diff(edges) <= GAP * usual_s
+        seen = np.diff(edges) <= GAP * (np.median(np.diff(edges)) if times else 0.0)
         sites: dict[str, Any] = {}
         for name in {sample.site: None for sample in before}:
+            last = next(sample for sample in reversed(self.samples) if sample.site == name)
             found: list[list[FleetSample]] = [[] for _ in times]
             for sample in before:
                 if sample.site == name:
                     found[int(np.searchsorted(edges, sample.t_s, side="right")) - 1].append(sample)
-            last = next(sample for sample in reversed(self.samples) if sample.site == name)
+            watts = [
+                _mean([one.power_w for one in some]) if fine else None for some, fine in zip(found, seen, strict=True)
+            ]
+            measured = [{one.basis for one in some} == {"measured"} for some in found]
             sites[name] = {
-                "now_w": last.power_w,
-                "now_basis": last.basis,
+                **{"now_w": last.power_w, "now_basis": last.basis},
+                "measured": [w if is_so else None for w, is_so in zip(watts, measured, strict=True)],
+                "modelled": [None if is_so else w for w, is_so in zip(watts, measured, strict=True)],
                 "grams": [_sum([one.grams for one in some]) for some in found],
-                **{
-                    basis: [
-                        _mean([one.power_w for one in some]) if fine and basis == _basis(some) else None
-                        for some, fine in zip(found, whole.tolist(), strict=True)
-                    ]
-                    for basis in ("measured", "modelled")
-                },
                 "cap_w": [some[-1].cap_w if some else None for some in found],
             }
         return {"edges_s": edges.tolist(), "sites": sites}
-
-    def _line(self, index: int) -> dict[str, Any]:
-        job, now, edges = self.plan.problem.jobs[index], self.job(index), self.plan.problem.edges_s
-        stays = [
-            [float(edges[a]), float(edges[b]), job.rows[row].name, job.rows[row].nodes, job.rows[row].pool]
-            for a, b, row in self.plan.runs(index)
-        ]
-        return {
-            "name": job.name,
-            "user": job.user,
-            "release_s": _finite(job.release_s),
-            "deadline_s": _finite(job.deadline_s),
-            "priority": job.priority,
-            "is_late": job.name in self.plan.missed,
-            "power_w": None,
-            "basis": "modelled",
-            "since_s": None,
-            "state": now.state,
-            "waits_for": now.waits_for,
-            "until_s": now.until_s,
-            "row": now.row,
-            "stays": stays,
-        }
 
 
 class Cluster:
@@ -283,12 +238,13 @@ class Cluster:
     """
 
     def __init__(self, root: Path, state: str | None = None) -> None:
-        self._root = root
-        self._named = state
+        self._plan_path, self._run_json = root / PLAN, root / RUN_JSON
+        self._is_named = state is not None
         self._place = str(root / STATE) if state is None else state
+        self._is_remote = self._place.startswith(("postgresql://", "postgres://"))
         self._lock = threading.RLock()
-        self._seen: object = None
         self._store: FleetState | None = None
+        self._seen: object = None
         self._plan: Plan | None = None
         self._made: tuple[float, str] = (-1.0, "")
 
@@ -302,8 +258,7 @@ class Cluster:
             return f"{now_s:.0f}"
         if self._has_state:
             return f"{_stat(self._place)}{_stat(f'{self._place}-wal')}"
-        found = self._plan_stat()
-        return None if found is None else str(found)
+        return None if self._plan_stat() is None else str(self._plan_stat())
 
     def now(self, now_s: float) -> ClusterNow | None:
         """Return what is known at a time; None where there is no plan.
@@ -313,25 +268,25 @@ class Cluster:
 
         Raises:
             FleetStateError: The state cannot be read.
-            RunFolderError: The plan cannot be read.
+            RunFolderError: The plan cannot be read, or is none.
         """
         with self._lock:
-            if self._is_remote or self._has_state:
+            if self._has_state:
                 return self._of_state(self.store(), now_s)
             seen = self._plan_stat()
             if seen != self._seen:
-                self._plan = None if seen is None else read_plan(self._root / PLAN)
+                self._plan = None if seen is None else _plan_of(lambda: json.loads(self._plan_path.read_bytes()), PLAN)
                 self._seen = seen
             return None if self._plan is None else ClusterNow.at(self._plan, now_s)
 
     def store(self) -> FleetState:
-        """Return the state, open for reading: a new one where the file is another.
+        """Return the state, open for reading: a new one where the file is another, as a damaged one is set aside.
 
         Raises:
             FleetStateError: It cannot be opened.
         """
         with self._lock:
-            seen = None if self._is_remote else (_stat(self._place) or (None,))[-1]  # a damaged one was set aside
+            seen = None if self._is_remote else (_stat(self._place) or (0,))[-1]
             if self._store is None or seen != self._seen:
                 self.close()
                 self._store, self._seen = FleetState(self._place, read_only=True), seen
@@ -345,62 +300,33 @@ class Cluster:
             self._store, self._plan, self._made = None, None, (-1.0, "")
 
     @property
-    def _is_remote(self) -> bool:
-        return self._place.startswith(("postgresql://", "postgres://"))
-
-    @property
     def _has_state(self) -> bool:
-        return self._named is not None or os.path.isfile(self._place)
+        return self._is_named or os.path.isfile(self._place)
 
     def _of_state(self, store: FleetState, now_s: float) -> ClusterNow | None:
         found = store.plan(self._made[0])
         if found is not None:
-            self._plan = plan_of(found["plan"], "the plan in the fleet's state")
+            self._plan = _plan_of(lambda: found["plan"], "the newest plan of the fleet")
             self._made = found["t_s"], found["reason"]
-        plan = self._plan
-        if plan is None:
+        if self._plan is None:
             return None
-        return ClusterNow.at(
-            plan,
-            now_s,
-            reason=self._made[1],
-            fleet=store.now(),
-            samples=store.samples(since_s=float(plan.problem.edges_s[0]) - PAST_S),
-            actions=store.actions(most=MOST_ACTIONS),
-        )
+        samples = store.samples(since_s=float(self._plan.problem.edges_s[0]) - PAST_S)
+        more = {"fleet": store.now(), "samples": samples, "actions": store.actions(most=MOST_ACTIONS)}
+        return ClusterNow.at(self._plan, now_s, reason=self._made[1], **more)
 
     def _plan_stat(self) -> object:
-        is_run = (self._root / RUN_JSON).exists()  # whose plan is of one job
-        return None if is_run else _stat(str(self._root / PLAN))
+        return None if self._run_json.exists() else _stat(str(self._plan_path))  # the plan of a run is of one job
 
 
-def read_plan(path: Path) -> Plan:
-    """Return the plan in a file.
-
-    Raises:
-        RunFolderError: It cannot be read, or is no plan.
-    """
-    try:
-        with path.open("rb") as file:
-            found = json.loads(file.read(MOST_BYTES))
-    except OSError as error:
-        raise RunFolderError(f"{path.name} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise RunFolderError(f"{path.name} is no plan of a cluster: {error}") from error
-    return plan_of(found, path.name)
-
-
-def plan_of(document: Any, where: str) -> Plan:
+def _plan_of(read: Callable[[], Any], where: str) -> Plan:
     """Return a plan of what ``Plan.to_dict`` wrote.
 
     Args:
-        document: In plain JSON types.
+        read: Returns it in plain JSON types.
         where: Place of it, for the error.
-
-    Raises:
-        RunFolderError: It is no plan.
     """
     try:
+        document = read()
         if (document["kind"], document["format"]) != (KIND, FORMAT):
             raise ValueError(f"it is no {KIND!r} of format {FORMAT}")
         plan = Plan.from_dict(document)
@@ -411,35 +337,21 @@ def plan_of(document: Any, where: str) -> Plan:
     return plan
 
 
-_BARE: Final[Mapping[str, Any]] = {"priority": None, "release_s": None, "stays": []}
-"""Of a job that the plan does not have."""
-
-
 def _told(job: FleetJob) -> dict[str, Any]:
     """Return what a controller says of a job, where it says something."""
-    waits = job.waits_for or None
-    ends = job.state in ("done", "failed", "gone")
-    return {
-        **{"name": job.name, "user": job.user, "state": job.state, "power_w": job.power_w, "basis": job.basis},
-        **{"waits_for": waits, "row": job.row or None, "since_s": job.since_s, "is_late": job.late},
-        **({} if job.until_s is None and not waits and not ends else {"until_s": job.until_s}),
-        **{key: value for key in ("release_s", "deadline_s") if (value := getattr(job, key)) is not None},
-    }
-
-
-def _basis(some: Sequence[FleetSample]) -> str:
-    bases = {one.basis for one in some}
-    return "measured" if bases == {"measured"} else "modelled"
+    names = ("name", "user", "state", "power_w", "basis", "since_s", "until_s", "release_s", "deadline_s")
+    found = {name: value for name in names if (value := getattr(job, name)) is not None}
+    return {"until_s": None, **found, "waits_for": job.waits_for or None, "row": job.row or None, "is_late": job.late}
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+    total = _sum(known := [value for value in values if value is not None])
+    return None if total is None else total / len(known)
 
 
 def _sum(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
-    return sum(known) if known else None
+    return sum(known) if known and len(known) == len(values) else None
 
 
 def _stat(path: str) -> tuple[int, ...] | None:

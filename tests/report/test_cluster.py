@@ -11,7 +11,7 @@ import pytest
 from greentrain.errors import RunFolderError
 from greentrain.ledger.fleet_state import FleetSample, FleetState, FleetStateError
 from greentrain.policy.cluster.planner import solve
-from greentrain.report.cluster import Cluster, ClusterNow, read_plan
+from greentrain.report.cluster import Cluster, ClusterNow
 from tests.helpers.cluster_cases import cluster
 from tests.helpers.hand_clock import HandClock
 from tests.report.cluster_plans import HOUR_S, START_S, controlled, small, uncapped, written
@@ -155,7 +155,7 @@ def test_a_state_that_is_another_or_none_is_told(tmp_path: Path) -> None:
 def test_what_is_no_plan_is_told(tmp_path: Path, text: str) -> None:
     (tmp_path / "plan.json").write_text(text)
     with pytest.raises(RunFolderError, match=r"plan\.json is no plan of a cluster"):
-        read_plan(tmp_path / "plan.json")
+        Cluster(tmp_path).now(START_S)
 
 
 def test_a_row_that_a_job_has_not_is_told(tmp_path: Path) -> None:
@@ -163,4 +163,4 @@ def test_a_row_that_a_job_has_not_is_told(tmp_path: Path) -> None:
     rows = plan.rows.copy()
     rows[0, 0] = 7
     with pytest.raises(RunFolderError, match="in a row that it has not"):
-        read_plan(written(tmp_path, replace(plan, rows=rows)) / "plan.json")
+        Cluster(written(tmp_path, replace(plan, rows=rows))).now(START_S)

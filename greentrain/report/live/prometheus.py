@@ -1,10 +1,13 @@
-"""A running job's figures for Prometheus: on a page of this process, or in a file for node_exporter."""
+"""Figures for Prometheus of a running job, or of a fleet: on a page of this process, or in a file for node_exporter."""
 
 import contextlib
+import math
 import os
+import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from greentrain.config.schema import PrometheusConfig
 from greentrain.errors import ConfigError
@@ -14,6 +17,10 @@ from greentrain.utils.http_access import Access, kept_token
 from greentrain.utils.http_server import HostLimits, HttpReply, HttpRequest, ThreadHost, listen
 from greentrain.utils.imports import try_import
 from greentrain.utils.version import __version__
+
+if TYPE_CHECKING:
+    from greentrain.ledger.fleet_state import FleetNow
+    from greentrain.report.cluster import Cluster, ClusterNow
 
 with try_import("export") as _imports:
     from prometheus_client import CollectorRegistry, generate_latest, make_wsgi_app
@@ -146,6 +153,117 @@ def _plan(plan: PlanNow, job: list[str]) -> "Iterator[Metric]":
         yield _gauge(name, text, [(job, value)])
 
 
+_FLEET: Final = ("fleet",)
+_STATES: Final = ("held", "queued", "running", "done", "failed", "gone")
+"""Of :class:`greentrain.ledger.fleet_state.FleetJob`."""
+_MOST_ACTIONS: Final = 5000
+"""Between two scrapes; of more some are not counted."""
+
+
+class FleetMetrics:
+    """Makes metrics of the state that a fleet's controller keeps, when asked. A collector of ``prometheus_client``.
+
+    A controller shows them by ``Page(PrometheusConfig(port=PORT), 0, FleetMetrics(Cluster(FOLDER, STATE)))``. A state
+    that cannot be read is no answer: to Prometheus the target is down. Grams count from a day before the first scrape.
+
+    Args:
+        cluster: The fleet.
+    """
+
+    def __init__(self, cluster: "Cluster") -> None:
+        self._cluster = cluster
+        self._grams: Counter[str] = Counter()
+        self._until_s: dict[str, float] = {}
+        self._actions: Counter[tuple[str, str]] = Counter()
+        self._counted: frozenset[int] = frozenset()
+        self.replan_s: float | None = None
+        """What the controller took for its last plan (s); it says so here."""
+
+    def describe(self) -> "Iterable[Metric]":
+        """Return nothing: what is shown depends on what is known."""
+        return ()
+
+    def collect(self) -> "Iterator[Metric]":
+        """Yield what is known; what is not has no sample.
+
+        Raises:
+            FleetStateError: The state cannot be read.
+            RunFolderError: Its plan is none.
+        """
+        store, now = self._cluster.store(), self._cluster.now(time.time())
+        fleet = store.now() if now is None or now.fleet is None else now.fleet
+        done = {one.seq: one for one in store.actions(most=_MOST_ACTIONS) if one.outcome is not None}
+        self._actions.update(
+            (done[i].verb, str(done[i].outcome).partition(":")[0]) for i in done.keys() - self._counted
+        )
+        self._counted = frozenset(done)
+        for sample in () if now is None else now.samples:
+            if sample.t_s > self._until_s.get(sample.site, 0.0):
+                self._until_s[sample.site] = sample.t_s
+                self._grams[sample.site] += sample.grams or 0.0  # type: ignore[assignment]
+        yield from (metric for metric in self._of(fleet, [fleet.name]) if metric.samples)
+        yield from () if now is None else (metric for metric in _of_plan(now, fleet, [fleet.name]) if metric.samples)
+
+    def _of(self, fleet: "FleetNow", me: list[str]) -> "Iterator[Metric]":
+        controller, states = fleet.controller, Counter(job.state for job in fleet.jobs)
+        text = "1 while a controller is heard of within its lease."
+        yield _gauge("fleet_controller_alive", text, [(me, float(controller.alive))], _FLEET)
+        text = "When the controller was last heard of."
+        yield _gauge("fleet_heartbeat_timestamp_seconds", text, [(me, controller.beat_s or None)], _FLEET)
+        yield _gauge("fleet_replan_seconds", "What the last plan took.", [(me, self.replan_s)], _FLEET)
+        jobs = [([*me, state], float(states[state])) for state in _STATES]
+        yield _gauge("fleet_jobs", "Jobs, by state.", jobs, (*_FLEET, "state"))
+        actions = [([*me, verb, outcome], float(n)) for (verb, outcome), n in self._actions.items()]
+        yield _counter("fleet_actions", "What the controller did, by outcome.", actions, (*_FLEET, "verb", "outcome"))
+        grams = [([*me, site], value) for site, value in self._grams.items()]
+        yield _counter("fleet_emissions_grams", "CO2e of the jobs, as far as it is known.", grams, (*_FLEET, "site"))
+
+
+def _of_plan(now: "ClusterNow", fleet: "FleetNow", me: list[str]) -> "Iterator[Metric]":
+    plan, problem, at = now.plan, now.plan.problem, now.step
+    last = {sample.site: sample for sample in now.samples}.values()
+    watts = [([*me, sample.site, sample.basis], sample.power_w) for sample in last]
+    text = "Facility power of the jobs at a site, above that of idle nodes."
+    yield _gauge("fleet_power_watts", text, watts, (*_FLEET, "site", "provenance"))
+    for name, text, values in (
+        ("planned_power_watts", "The same by the plan, modelled.", now.power_w),
+        ("power_cap_watts", "What the cap of a site leaves to jobs.", [site.power_cap_w for site in problem.sites]),
+        ("carbon_intensity_grams_per_kwh", "Of the grid, by the plan.", [site.g_per_kwh for site in problem.sites]),
+        ("watt_price_grams_per_kwh", "What scarce watts add to a kWh of IT.", now.watt_price),
+    ):
+        of_sites = [([*me, site.name], _finite(values[i][at])) for i, site in enumerate(problem.sites)]
+        yield _gauge(f"fleet_{name}", text, of_sites, (*_FLEET, "site"))
+    for name, text, values in (
+        ("nodes", "Nodes that there are for the fleet.", problem.nodes),
+        ("planned_nodes", "Nodes that jobs have by the plan.", plan.used_nodes()),
+        ("node_price_grams_per_hour", "What a node is worth.", now.node_price),
+    ):
+        of_pools = [([*me, pool.name], float(values[i][at])) for i, pool in enumerate(problem.pools)]
+        yield _gauge(f"fleet_{name}", text, of_pools, (*_FLEET, "pool"))
+    for name, text, value in (
+        ("planned_grams", "What the jobs of the plan will emit, modelled.", plan.grams + plan.late_g),
+        ("bound_grams", "No plan that meets the same deadlines emits less.", plan.bound_g),
+        ("bound_gap_ratio", "By what share of the bound the plan emits more.", plan.gap),
+        ("budget_grams", "What the jobs of the plan may emit.", problem.budget_g),
+        ("plan_timestamp_seconds", "When the plan begins.", float(problem.edges_s[0])),
+    ):
+        yield _gauge(f"fleet_{name}", text, [(me, _finite(value))], _FLEET)
+    misses = Counter({"yes": 0, "no": 0})
+    for job in fleet.jobs:
+        if job.late and job.state in _STATES[:3]:
+            own = next((one for one in problem.jobs if one.name == job.name), None)
+            due_s = job.deadline_s if own is None or job.deadline_s is not None else own.deadline_s
+            fast = None if own is None else own.tokens / max(row.tokens_per_s for row in own.rows) + own.switch_s
+            misses["yes" if fast is not None and due_s is not None and now.t_s + fast <= due_s else "no"] += 1
+    text = "Jobs that miss their deadlines by the plan; reachable: alone, in its fastest row, such a job would not."
+    missed = [([*me, which], float(n)) for which, n in misses.items()]
+    yield _gauge("fleet_predicted_misses", text, missed, (*_FLEET, "reachable"))
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
 Samples = Iterable[tuple[list[str], float | None]]
 
 
@@ -170,6 +288,7 @@ class Page:
     Args:
         config: Section ``export.prometheus``.
         local_rank: Rank of this process on its machine, added to a port other than 0.
+        figures: What is shown; None: the snapshots that :meth:`update` gets.
 
     Raises:
         ConfigError: The token file cannot be read, can be read by others, or holds too short a token.
@@ -177,12 +296,12 @@ class Page:
         OSError: Nobody can listen at this address and port.
     """
 
-    def __init__(self, config: PrometheusConfig, local_rank: int) -> None:
+    def __init__(self, config: PrometheusConfig, local_rank: int, figures: FleetMetrics | None = None) -> None:
         _imports.check()
         token = None if config.token_file is None else kept_token(Path(config.token_file))
         self._figures = SnapshotMetrics()
         registry = CollectorRegistry()
-        registry.register(self._figures)
+        registry.register(figures or self._figures)
         self._metrics: Callable[..., Iterable[bytes]] = make_wsgi_app(registry)
         self._access = Access(token)
         self._host = ThreadHost(

@@ -4,9 +4,11 @@ import json
 import re
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -21,11 +23,14 @@ import httpx
 
 from greentrain.config.schema import PrometheusConfig
 from greentrain.ledger.totals import StageUse
-from greentrain.report.live.prometheus import Page, SnapshotMetrics
+from greentrain.report.cluster import Cluster
+from greentrain.report.live.prometheus import FleetMetrics, Page, SnapshotMetrics
 from greentrain.report.live.rank_state import SavedGrams
 from greentrain.report.live.snapshot import DeviceNow, PlanNow, Snapshot
 from greentrain.report.summary import state_figures
+from tests.helpers.hand_clock import HandClock
 from tests.helpers.ports import free_port
+from tests.report.cluster_plans import controlled
 from tests.report.live.shown import planned, until
 
 PROMETHEUS, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")
@@ -55,11 +60,31 @@ FULL = Snapshot(
 """A snapshot in which everything is known."""
 
 
-def exported() -> set[str]:
+@contextmanager
+def fleet_page(folder: Path) -> Iterator[Page]:
+    """Serve the metrics of a fleet of which everything is known."""
+    clock = HandClock(time.time() - HandClock.unix_offset_s)
+    cluster = Cluster(folder)
+    with controlled(folder / "fleet.db", clock):
+        figures = FleetMetrics(cluster)
+        figures.replan_s = 1.0
+        page = Page(PrometheusConfig(port=0), 0, figures)
+        try:
+            yield page
+        finally:
+            page.close()
+            cluster.close()
+
+
+@lru_cache
+def exported() -> frozenset[str]:
     """Return the names of all metrics."""
     figures = SnapshotMetrics()
     figures.update(FULL)
-    return {sample.name for family in figures.collect() for sample in family.samples}
+    names = {sample.name for family in figures.collect() for sample in family.samples}
+    with tempfile.TemporaryDirectory() as folder, fleet_page(Path(folder)) as page:
+        text = httpx.get(f"http://127.0.0.1:{page.port}/metrics", trust_env=False).text
+    return frozenset(names | set(re.findall(r"^(greentrain_fleet_\w+){", text, re.MULTILINE)))
 
 
 def expressions() -> Iterator[tuple[str, str]]:
@@ -91,7 +116,7 @@ def test_the_dashboard_and_the_alerts_name_what_is_exported() -> None:
         "greentrain_sensor_seen_seconds",
         "greentrain_sensor_late_seconds",
         "greentrain_phase_error_ratio",
-    }
+    }, unseen
 
 
 def test_the_dashboard_is_whole() -> None:
@@ -164,7 +189,11 @@ def test_a_real_prometheus_knows_every_panel_of_a_running_job(tmp_path: Path) ->
     port, caps = free_port(), Page(PrometheusConfig(port=0), 0)
     caps.update(FULL)
     try:
-        with prometheus(tmp_path, port, caps.port) as url, planned(tmp_path, {"prometheus": {"port": port}}) as green:
+        with (
+            fleet_page(tmp_path) as fleet,
+            prometheus(tmp_path, port, caps.port, fleet.port) as url,
+            planned(tmp_path, {"prometheus": {"port": port}}) as green,
+        ):
             run = "" if green.folder is None else green.folder.name
             end_s, next_s = time.monotonic() + 150, 0.0
             green.gear("fp8")
@@ -178,7 +207,7 @@ def test_a_real_prometheus_knows_every_panel_of_a_running_job(tmp_path: Path) ->
             assert not unknown
             for title, expr in expressions():
                 ask(url, filled(expr))
-                elsewhere = title in RULES or any(name in title for name in OF_A_DRIVER)
+                elsewhere = title in RULES or any(name in title for name in (*OF_A_DRIVER, "Fleet: "))
                 assert elsewhere or ask(url, filled(expr).replace('run=~".+"', f'run="{run}"')), title
             until(lambda: bool(ask(url, f'greentrain_saved_grams{{run="{run}"}}')))
             (saved,) = ask(url, f'greentrain_saved_grams{{run="{run}"}}')
@@ -259,6 +288,46 @@ CASES: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]], str]] = {
         [('greentrain_last_booking_timestamp_seconds{run="r",rank="0"}', "0+0x80")],
         [('greentrain_last_booking_timestamp_seconds{run="r",rank="0"}', "0+15x80")],
         'run="r",rank="0"',
+    ),
+    "GreenTrainFleetControllerDead": (
+        [('greentrain_fleet_controller_alive{fleet="f"}', "0+0x80")],
+        [
+            ('greentrain_fleet_controller_alive{fleet="f"}', "1+0x80"),
+            ('greentrain_fleet_heartbeat_timestamp_seconds{fleet="f"}', "0+15x80"),
+        ],
+        'fleet="f"',
+    ),
+    "GreenTrainFleetCapExceeded": (
+        [
+            ('greentrain_fleet_power_watts{fleet="f",site="a",provenance="measured"}', "101+0x80"),
+            ('greentrain_fleet_power_cap_watts{fleet="f",site="a"}', "100+0x80"),
+        ],
+        [
+            ('greentrain_fleet_power_watts{fleet="f",site="a",provenance="measured"}', "100+0x80"),
+            ('greentrain_fleet_power_cap_watts{fleet="f",site="a"}', "100+0x80"),
+            ('greentrain_fleet_power_watts{fleet="f",site="b",provenance="measured"}', "900+0x80"),
+        ],
+        'fleet="f",site="a",provenance="measured"',
+    ),
+    "GreenTrainFleetDeadlineAtRisk": (
+        [('greentrain_fleet_predicted_misses{fleet="f",reachable="yes"}', "1+0x80")],
+        [
+            ('greentrain_fleet_predicted_misses{fleet="f",reachable="yes"}', "0+0x80"),
+            ('greentrain_fleet_predicted_misses{fleet="f",reachable="no"}', "3+0x80"),
+        ],
+        'fleet="f",reachable="yes"',
+    ),
+    "GreenTrainFleetBudgetNearlyUsed": (
+        [
+            ('greentrain_fleet_planned_grams{fleet="f"}', "96+0x80"),
+            ('greentrain_fleet_budget_grams{fleet="f"}', "100+0x80"),
+        ],
+        [
+            ('greentrain_fleet_planned_grams{fleet="f"}', "94+0x80"),
+            ('greentrain_fleet_budget_grams{fleet="f"}', "100+0x80"),
+            ('greentrain_fleet_planned_grams{fleet="none"}', "900+0x80"),
+        ],
+        'fleet="f"',
     ),
 }
 """Series in which each alert fires, and some in which it does not, a value every 15 s for 20 min; and its labels."""

@@ -1,5 +1,6 @@
 """What Prometheus reads of a running job: the books' figures, no sample for what nobody knows, and only who may."""
 
+import http.client
 import json
 import re
 import shutil
@@ -20,14 +21,18 @@ pytest.importorskip("prometheus_client", reason="the extra 'export' is not insta
 
 from greentrain.config.schema import PrometheusConfig
 from greentrain.errors import ConfigError, GreenTrainWarning
+from greentrain.ledger.fleet_state import FleetJob, FleetSample, FleetState
 from greentrain.ledger.journal import entry_to_json
+from greentrain.report.cluster import Cluster
 from greentrain.report.live.exporting import Exporter, Exporting
-from greentrain.report.live.prometheus import Page, SnapshotMetrics, Textfile
+from greentrain.report.live.prometheus import FleetMetrics, Page, SnapshotMetrics, Textfile
 from greentrain.report.live.rank_state import RankState
 from greentrain.report.live.snapshot import DeviceNow, Snapshot, snapshot_of
 from greentrain.types import CarbonPoint, Topology
 from tests.helpers.flat_meter import FlatMeter
+from tests.helpers.hand_clock import HandClock
 from tests.helpers.ports import free_port
+from tests.report.cluster_plans import controlled
 from tests.report.live.shown import page, planned, samples, session, until, value
 from tests.report.run_folders import GPU, T0_S, device, entry
 
@@ -405,3 +410,72 @@ def test_it_says_what_a_driver_tells_beside_power() -> None:
         ("greentrain_slowed_seconds_total", "0", "GPU-0", "power", "r"): 0.0,
         ("greentrain_slowed_seconds_total", "0", "GPU-0", "brake", "r"): 0.0,
     }
+
+
+def test_a_fleets_page_says_what_its_state_says(tmp_path: Path) -> None:
+    clock = HandClock()
+    now_s = clock.unix_s()
+    cluster = Cluster(tmp_path)
+    figures = FleetMetrics(cluster)
+    with controlled(tmp_path / "fleet.db", clock) as state:
+        shown = Page(PrometheusConfig(port=0), 0, figures)
+        try:
+            text = page(shown.port)
+            found = samples(text)
+            assert "fleet_replan_seconds" not in text, "nobody has said it"
+            assert value(found, "fleet_power_watts", fleet="green", site="oslo", provenance="measured") == 4500.0
+            assert value(found, "fleet_planned_power_watts", site="oslo") == 5000.0
+            assert value(found, "fleet_power_cap_watts", site="oslo") == 6000.0
+            assert value(found, "fleet_carbon_intensity_grams_per_kwh", site="oslo") == 400.0
+            assert value(found, "fleet_watt_price_grams_per_kwh", site="oslo") == pytest.approx(50.0)
+            assert value(found, "fleet_node_price_grams_per_hour", pool="gpu") == 250.0
+            assert (value(found, "fleet_nodes", pool="gpu"), value(found, "fleet_planned_nodes", pool="gpu")) == (4, 4)
+            assert value(found, "fleet_jobs", state="running") == 1 and value(found, "fleet_jobs", state="failed") == 0
+            assert value(found, "fleet_emissions_grams_total", site="oslo") == 4000.0
+            assert value(found, "fleet_bound_gap_ratio") == pytest.approx(0.04)
+            assert value(found, "fleet_budget_grams") == 20_000.0
+            assert value(found, "fleet_heartbeat_timestamp_seconds") == now_s
+            assert value(found, "fleet_actions_total", verb="hold", outcome="done") == 1
+            assert value(found, "fleet_actions_total", verb="release") is None, "nobody knows what came of it"
+            assert value(found, "fleet_predicted_misses", reachable="yes") == 0
+            (cut,) = state.unknown()
+            state.conclude(cut.seq, "refused: no such job")
+            late = [
+                FleetJob(name="vision", state="held", late=True),
+                FleetJob(name="rest", state="held", late=True),
+                FleetJob(name="night", state="done", late=True),
+            ]
+            more = FleetSample(t_s=now_s + 20, site="oslo", power_w=None, basis="missing", grams=7.0)
+            state.write(jobs=late, samples=[more])
+            figures.replan_s = 2.5
+            for _ in range(2):
+                found = samples(page(shown.port))
+                assert value(found, "fleet_emissions_grams_total", site="oslo") == 4007.0, "each sample once"
+                assert value(found, "fleet_actions_total", verb="release", outcome="refused") == 1
+                assert value(found, "fleet_actions_total", verb="hold", outcome="done") == 1
+            assert value(found, "fleet_power_watts", site="oslo") is None, "unknown is no sample"
+            assert value(found, "fleet_replan_seconds") == 2.5
+            misses = [value(found, "fleet_predicted_misses", reachable=which) for which in ("yes", "no")]
+            assert misses == [1, 1], "one could be met alone, one is hopeless, one has ended"
+            if PROMTOOL is not None:
+                text = page(shown.port)
+                done = subprocess.run([PROMTOOL, "check", "metrics"], input=text, capture_output=True, text=True)
+                assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        finally:
+            shown.close()
+            cluster.close()
+
+
+def test_a_fleet_without_a_plan_or_without_a_state(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    shown = Page(PrometheusConfig(port=0), 0, FleetMetrics(cluster))
+    try:
+        with pytest.raises((urllib.error.URLError, ConnectionError, http.client.HTTPException)):
+            page(shown.port)
+        FleetState(tmp_path / "fleet.db").close()
+        found = samples(page(shown.port))
+        assert value(found, "fleet_controller_alive") == 0 and value(found, "fleet_jobs", state="held") == 0
+        assert "greentrain_fleet_heartbeat_timestamp_seconds" not in {name for name, _ in found}
+    finally:
+        shown.close()
+        cluster.close()
