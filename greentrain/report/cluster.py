@@ -184,10 +184,13 @@ class ClusterNow:
         }
 
     def _lines(self) -> list[dict[str, Any]]:
-        """Return all jobs: what the controller says goes before what the plan says."""
-        lines = {job.name: self._line(i) for i, job in enumerate(self.plan.problem.jobs)}
-        for job in () if self.fleet is None else self.fleet.jobs:
-            lines[job.name] = {"release_s": None, "stays": [], **lines.get(job.name, {}), **_told(job)}
+        """Return all jobs: what the controller says goes before what the plan says; what it does not name is gone."""
+        jobs = self.plan.problem.jobs
+        if self.fleet is None:
+            return [{**self._line(i), **self.job(i)._asdict()} for i in range(len(jobs))]
+        lines = {job.name: {**self._line(i), **JobNow("gone")._asdict()} for i, job in enumerate(jobs)}
+        for told in self.fleet.jobs:
+            lines[told.name] = {"release_s": None, "stays": [], **lines.get(told.name, {}), **_told(told)}
         return list(lines.values())
 
     def _line(self, index: int) -> dict[str, Any]:
@@ -198,7 +201,7 @@ class ClusterNow:
         ]
         times = {"release_s": _finite(job.release_s), "deadline_s": _finite(job.deadline_s), "since_s": None}
         late = {"is_late": job.name in self.plan.missed, "power_w": None, "basis": "modelled"}
-        return {"name": job.name, "user": job.user, **times, **late, **self.job(index)._asdict(), "stays": stays}
+        return {"name": job.name, "user": job.user, **times, **late, "stays": stays}
 
     def _past(self) -> dict[str, Any]:
         """Return edges of time until now, and for each site what was between them; null is unknown."""

@@ -100,7 +100,7 @@ def test_what_a_controller_says_goes_before_the_plan(tmp_path: Path) -> None:
         assert (lines["vision"]["state"], lines["vision"]["waits_for"]) == ("held", "nodes: ann is first")
         assert len(lines["vision"]["stays"]) == 1 and lines["gone"]["stays"] == []
         assert (lines["llama"]["power_w"], lines["llama"]["basis"]) == (4000.0, "measured")
-        assert lines["night"]["state"] == "waiting", "of what it says nothing the plan says it"
+        assert (lines["night"]["state"], lines["night"]["waits_for"]) == ("gone", None), "it ended since it was planned"
         (past,) = found["past"]["sites"].values()
         assert found["past"]["edges_s"] == [start_s - 2 * HOUR_S, start_s - HOUR_S, start_s]
         assert (past["measured"], past["modelled"]) == ([None, 4500.0], [4000.0, None])

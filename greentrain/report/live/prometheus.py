@@ -154,8 +154,8 @@ def _plan(plan: PlanNow, job: list[str]) -> "Iterator[Metric]":
 
 
 _FLEET: Final = ("fleet",)
-_STATES: Final = ("held", "queued", "running", "done", "failed", "gone")
-"""Of :class:`greentrain.ledger.fleet_state.FleetJob`."""
+_STATES: Final = ("held", "queued", "running", "ending")
+"""Of jobs that a controller still has; of others it may say nothing."""
 _MOST_ACTIONS: Final = 5000
 """Between two scrapes; of more some are not counted."""
 
@@ -205,13 +205,16 @@ class FleetMetrics:
         yield from () if now is None else (metric for metric in _of_plan(now, fleet, [fleet.name]) if metric.samples)
 
     def _of(self, fleet: "FleetNow", me: list[str]) -> "Iterator[Metric]":
-        controller, states = fleet.controller, Counter(job.state for job in fleet.jobs)
+        controller, states = (
+            fleet.controller,
+            Counter({**dict.fromkeys(_STATES, 0), **Counter(job.state for job in fleet.jobs)}),
+        )
         text = "1 while a controller is heard of within its lease."
         yield _gauge("fleet_controller_alive", text, [(me, float(controller.alive))], _FLEET)
         text = "When the controller was last heard of."
         yield _gauge("fleet_heartbeat_timestamp_seconds", text, [(me, controller.beat_s or None)], _FLEET)
         yield _gauge("fleet_replan_seconds", "What the last plan took.", [(me, self.replan_s)], _FLEET)
-        jobs = [([*me, state], float(states[state])) for state in _STATES]
+        jobs = [([*me, state], float(number)) for state, number in states.items()]
         yield _gauge("fleet_jobs", "Jobs, by state.", jobs, (*_FLEET, "state"))
         actions = [([*me, verb, outcome], float(n)) for (verb, outcome), n in self._actions.items()]
         yield _counter("fleet_actions", "What the controller did, by outcome.", actions, (*_FLEET, "verb", "outcome"))
@@ -221,13 +224,15 @@ class FleetMetrics:
 
 def _of_plan(now: "ClusterNow", fleet: "FleetNow", me: list[str]) -> "Iterator[Metric]":
     plan, problem, at = now.plan, now.plan.problem, now.step
-    last = {sample.site: sample for sample in now.samples}.values()
-    watts = [([*me, sample.site, sample.basis], sample.power_w) for sample in last]
+    last = {sample.site: sample for sample in now.samples}
+    watts = [([*me, sample.site, sample.basis], sample.power_w) for sample in last.values()]
+    caps = [last[site.name].cap_w if site.name in last else float(site.power_cap_w[at]) for site in problem.sites]
+    of_caps = [([*me, site.name], _finite(cap)) for site, cap in zip(problem.sites, caps, strict=True)]
+    yield _gauge("fleet_power_cap_watts", "Cap of a site, as the controller has it.", of_caps, (*_FLEET, "site"))
     text = "Facility power of the jobs at a site, above that of idle nodes."
     yield _gauge("fleet_power_watts", text, watts, (*_FLEET, "site", "provenance"))
     for name, text, values in (
         ("planned_power_watts", "The same by the plan, modelled.", now.power_w),
-        ("power_cap_watts", "What the cap of a site leaves to jobs.", [site.power_cap_w for site in problem.sites]),
         ("carbon_intensity_grams_per_kwh", "Of the grid, by the plan.", [site.g_per_kwh for site in problem.sites]),
         ("watt_price_grams_per_kwh", "What scarce watts add to a kWh of IT.", now.watt_price),
     ):
@@ -250,7 +255,7 @@ def _of_plan(now: "ClusterNow", fleet: "FleetNow", me: list[str]) -> "Iterator[M
         yield _gauge(f"fleet_{name}", text, [(me, _finite(value))], _FLEET)
     misses = Counter({"yes": 0, "no": 0})
     for job in fleet.jobs:
-        if job.late and job.state in _STATES[:3]:
+        if job.late and job.state in _STATES:
             own = next((one for one in problem.jobs if one.name == job.name), None)
             due_s = job.deadline_s if own is None or job.deadline_s is not None else own.deadline_s
             fast = None if own is None else own.tokens / max(row.tokens_per_s for row in own.rows) + own.switch_s
@@ -260,8 +265,8 @@ def _of_plan(now: "ClusterNow", fleet: "FleetNow", me: list[str]) -> "Iterator[M
     yield _gauge("fleet_predicted_misses", text, missed, (*_FLEET, "reachable"))
 
 
-def _finite(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
+def _finite(value: float | None) -> float | None:
+    return float(value) if value is not None and math.isfinite(value) else None
 
 
 Samples = Iterable[tuple[list[str], float | None]]

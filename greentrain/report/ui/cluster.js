@@ -7,7 +7,7 @@ import * as units from "./units.js";
 
 const PAGE = 100;
 const MOST_CHARTS = 8;
-const STATES = ["running", "queued", "held", "waiting", "planned", "late", "left out", "done", "failed", "gone"];
+const STATES = ["running", "ending", "queued", "held", "waiting", "planned", "late", "left out", "done", "failed", "gone"];
 const BASES = ["measured", "modelled", "missing"]; // the weakest is the last
 const GEARS = { fp8: "gpu", mxfp8: "gpu", nvfp4: "gpu", bf16: "fpga", fp16: "dram", fp32: "cpu" }; // hues as in a run's report
 const isCapped = (row) => / at \d+%/.test(row);
@@ -80,7 +80,7 @@ const bar = (job) => {
 };
 
 const line = (job) => {
-  const doing = known(job.row) ? job.row : job.waits_for ? `waits for ${job.waits_for}` : "";
+  const doing = known(job.row) ? job.row : job.waits_for ? `waits: ${job.waits_for}` : "";
   const end = job.stays.length ? `done by ${units.moment(job.stays[job.stays.length - 1][1])}` : "";
   const power = known(job.power_w) ? `${watts(job.power_w)} ${job.basis}` : "";
   const due = !known(job.deadline_s) ? "" : `due ${units.moment(job.deadline_s)}`;
@@ -139,7 +139,7 @@ const charts = () => {
         { name: "planned", css: "phase", values: later(site.power_w), area: true, hatch: true },
         { name: "modelled", css: "modelled", values: earlier(was?.modelled), area: true, hatch: true }, { name: "measured", css: "measured", values: earlier(was?.measured), area: true },
         { name: "cap", css: "staticline", values: whole(was?.cap_w, site.cap_w) },
-      ], options(watts, "At the meter of the facility, above idle nodes; what is planned is modelled by the tables of the jobs' rows."));
+      ], options(watts, "At the meter of the facility, above idle nodes; what is planned is modelled by the tables of the jobs' rows, and its cap is what idle nodes leave."));
     }),
     stepChart(`CO₂e since ${moment(edges[0])}`, edges, [
       { name: "planned", css: "carbon", values: later(cumulative), area: true, hatch: true }, { name: "emitted", css: "embodied", values: earlier(emitted), area: true }, ...budget,

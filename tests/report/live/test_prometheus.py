@@ -430,7 +430,8 @@ def test_a_fleets_page_says_what_its_state_says(tmp_path: Path) -> None:
             assert value(found, "fleet_watt_price_grams_per_kwh", site="oslo") == pytest.approx(50.0)
             assert value(found, "fleet_node_price_grams_per_hour", pool="gpu") == 250.0
             assert (value(found, "fleet_nodes", pool="gpu"), value(found, "fleet_planned_nodes", pool="gpu")) == (4, 4)
-            assert value(found, "fleet_jobs", state="running") == 1 and value(found, "fleet_jobs", state="failed") == 0
+            assert value(found, "fleet_jobs", state="running") == 1 and value(found, "fleet_jobs", state="queued") == 0
+            assert value(found, "fleet_jobs", state="gone") == 1 and value(found, "fleet_jobs", state="done") is None
             assert value(found, "fleet_emissions_grams_total", site="oslo") == 4000.0
             assert value(found, "fleet_bound_gap_ratio") == pytest.approx(0.04)
             assert value(found, "fleet_budget_grams") == 20_000.0

@@ -388,7 +388,7 @@ def test_a_cluster_shows_its_jobs_caps_and_prices(tmp_path: Path, chrome: Chrome
             "Object.fromEntries([...document.querySelectorAll('#cluster-jobs tr')].map(row =>"
             " [row.dataset.job.slice(0, 6), row.cells[2].innerText]))"
         )
-        assert "running fp8 on 4 until " in rows[EVIL[:6]] and "waits for nodes of gpu until " in rows["vision"]
+        assert "running fp8 on 4 until " in rows[EVIL[:6]] and "waits: nodes of gpu until " in rows["vision"]
         assert "a cleaner grid, 100 g/kWh in place of 400" in rows["night"] and "left out" in rows["rest"]
         (night,) = chrome.run(
             "[...document.querySelectorAll('tr[data-job=night] rect[class^=f-]')].map(one =>"
@@ -450,7 +450,7 @@ def test_a_controller_is_seen_with_what_was_measured_and_done(tmp_path: Path, ch
         chrome.press("ArrowLeft", 37)
         assert "modelled 4.00 kW, measured none" in chrome.run(value)
         row = "document.querySelector('tr[data-job=vision]').cells[2].innerText"
-        assert chrome.run(row).startswith("held waits for nodes: ann is first until ")
+        assert chrome.run(row).startswith("held waits: nodes: ann is first until ")
         acts = "[...document.querySelectorAll('#cluster-actions tbody tr')].map(row => row.innerText)"
         first, second = chrome.run(acts)
         assert "release" in first and "not known: cut off" in first and "cleaner hours" in second
