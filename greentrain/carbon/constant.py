@@ -5,15 +5,16 @@ from collections.abc import Mapping
 from typing import Final
 
 from greentrain.carbon.regions import lookup
+from greentrain.carbon.source import Stated
 from greentrain.errors import CarbonSignalError
-from greentrain.types import CarbonBasis, CarbonKind, CarbonPoint
+from greentrain.types import CarbonPoint
 
 ANNUAL_ERROR: Final = 0.224
 """Standard error of the annual average of a place as the intensity of an hour, as a share of it: root mean square of
 0.07 to 0.38 over the seven zones of ``typical.json``, by their profiles and how far the year's hours were from them."""
 
 
-class ConstantSignal:
+class ConstantSignal(Stated):
     """The same carbon intensity at all times.
 
     Args:
@@ -69,28 +70,8 @@ class ConstantSignal:
 
     def mean(self, t0_unix_s: float, t1_unix_s: float) -> CarbonPoint:
         """Return the constant."""
-        return CarbonPoint(
-            t0_unix_s=t0_unix_s,
-            t1_unix_s=t1_unix_s,
-            g_per_kwh=self.g_per_kwh,
-            zone=self.zone,
-            source=self.source,
-            kind=CarbonKind.ESTIMATED,
-            basis=CarbonBasis.AVERAGE,
-            accounting=self.accounting,
-            relative_error=self.relative_error,
-        )
+        return self._at(t0_unix_s, t1_unix_s, self.g_per_kwh, relative_error=self.relative_error)
 
     def describe(self) -> Mapping[str, str]:
         """Return what the report says about the signal."""
-        return {
-            "signal": "constant",
-            "zone": self.zone,
-            "g_per_kwh": f"{self.g_per_kwh:g}",
-            "source": self.source,
-            "kind": str(CarbonKind.ESTIMATED),
-            "basis": str(CarbonBasis.AVERAGE),
-            "accounting": self.accounting,
-            "resolution": self.resolution,
-            "terms": "attribute the source",
-        }
+        return self._says("constant", self.resolution, "attribute the source", g_per_kwh=f"{self.g_per_kwh:g}")

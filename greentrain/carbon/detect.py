@@ -9,7 +9,7 @@ from greentrain.carbon.typical import TypicalSignal
 from greentrain.config.schema import WORLD, CarbonConfig
 from greentrain.errors import ConfigError, UnknownZoneError
 from greentrain.types import CarbonPoint, CarbonSignal
-from greentrain.utils.never_raise import warn
+from greentrain.utils.never_raise import call_if_present, warn
 
 
 class Fallback:
@@ -44,9 +44,7 @@ class Fallback:
 
     def start(self) -> None:
         """Start the first; the others start when they are asked."""
-        start = getattr(self._signals[0], "start", None)
-        if start is not None:
-            start()
+        call_if_present(self._signals[0], "start")
 
     def mean(self, t0_unix_s: float, t1_unix_s: float) -> CarbonPoint:
         """Return the time average of the first signal that knows it; its source and zone say which."""
@@ -74,9 +72,7 @@ class Fallback:
     def close(self) -> None:
         """Close all of them."""
         for signal in self._signals:
-            close = getattr(signal, "close", None)
-            if close is not None:
-                close()
+            call_if_present(signal, "close")
 
     def _points(self, method: str, t0_unix_s: float, t1_unix_s: float) -> Sequence[CarbonPoint]:
         for signal in self._signals:

@@ -15,25 +15,12 @@ from greentrain.errors import UnknownZoneError
 from greentrain.types import CarbonBasis, CarbonKind
 
 BASE_URL: Final = "https://api.carbonintensity.org.uk"
-REGIONS: Final = {
-    "NORTH-SCOTLAND": 1,
-    "SOUTH-SCOTLAND": 2,
-    "NORTH-WEST-ENGLAND": 3,
-    "NORTH-EAST-ENGLAND": 4,
-    "YORKSHIRE": 5,
-    "NORTH-WALES-MERSEYSIDE-AND-CHESHIRE": 6,
-    "SOUTH-WALES": 7,
-    "WEST-MIDLANDS": 8,
-    "EAST-MIDLANDS": 9,
-    "EAST-ENGLAND": 10,
-    "SOUTH-WEST-ENGLAND": 11,
-    "SOUTH-ENGLAND": 12,
-    "LONDON": 13,
-    "SOUTH-EAST-ENGLAND": 14,
-    "ENGLAND": 15,
-    "SCOTLAND": 16,
-    "WALES": 17,
-}
+_NAMES: Final = (
+    "NORTH-SCOTLAND SOUTH-SCOTLAND NORTH-WEST-ENGLAND NORTH-EAST-ENGLAND YORKSHIRE"
+    " NORTH-WALES-MERSEYSIDE-AND-CHESHIRE SOUTH-WALES WEST-MIDLANDS EAST-MIDLANDS EAST-ENGLAND SOUTH-WEST-ENGLAND"
+    " SOUTH-ENGLAND LONDON SOUTH-EAST-ENGLAND ENGLAND SCOTLAND WALES"
+)
+REGIONS: Final = {name: number for number, name in enumerate(_NAMES.split(), 1)}
 """Region ids by name (the page above, table of regions)."""
 _HALF_HOUR_S: Final = 1800.0
 _DAY_S: Final = 86400.0

@@ -23,10 +23,10 @@ from filelock import FileLock, Timeout
 
 from greentrain.carbon.client import GridClient, PermanentError, TemporaryError, Timeouts
 from greentrain.carbon.series import LEAD_S, MeanIntensity, Reading, Series, checked
-from greentrain.carbon.source import HISTORY_S, Ask, GridSource, SourceFacts, WrongAnswer, intensity
+from greentrain.carbon.source import HISTORY_S, Ask, GridSource, SourceFacts, Stated, WrongAnswer, intensity
 from greentrain.types import CarbonKind, CarbonPoint
 from greentrain.utils.clock import Clock, SystemClock
-from greentrain.utils.files import ENV_DIR, cache_folder
+from greentrain.utils.files import ENV_DIR, cache_folder, replace_file
 from greentrain.utils.http_client import check_httpx
 from greentrain.utils.never_raise import warn
 
@@ -116,12 +116,7 @@ class GridCache:
         try:
             path = self.path
             path.parent.mkdir(parents=True, exist_ok=True)
-            part = path.with_suffix(f".{os.getpid()}.part")
-            try:
-                part.write_text(json.dumps(data, separators=(",", ":")), encoding="utf-8")
-                part.replace(path)
-            finally:
-                part.unlink(missing_ok=True)
+            replace_file(path, json.dumps(data, separators=(",", ":")).encode())
             stat = path.stat()
             self._seen = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
         except (OSError, RuntimeError) as error:
@@ -366,7 +361,7 @@ _CLOSE_WAIT_S: Final = 2.0
 """A request that hangs is left to its own timeout after this (s)."""
 
 
-class PolledSignal:
+class PolledSignal(Stated):
     """The carbon intensity of one zone, as a server tells it.
 
     One daemon thread asks the server and reads and writes the cache; it starts with :meth:`start` or with the first
@@ -399,7 +394,7 @@ class PolledSignal:
         self._clock: Clock = clock or SystemClock()
         year = datetime.fromtimestamp(self._clock.unix_s(), UTC).year
         self.source = f"{source.facts.citation}, {year}"
-        self.zone = source.facts.zone
+        self.zone, self.basis, self.accounting = source.facts.zone, source.facts.basis, source.facts.accounting
         self._series = Series()
         self._pid = os.getpid()
         self._lock = threading.Lock()
@@ -460,32 +455,14 @@ class PolledSignal:
 
     def describe(self) -> Mapping[str, str]:
         """Return what the report says about the signal."""
-        return {
-            "signal": self._facts.name,
-            "zone": self.zone,
-            "source": self.source,
-            "kind": "actual, estimated or forecast, as each value says",
-            "basis": str(self._facts.basis),
-            "accounting": self._facts.accounting,
-            "resolution": self._facts.resolution,
-            "terms": self._facts.terms,
-        }
+        kind = "actual, estimated or forecast, as each value says"
+        return self._says(self._facts.name, self._facts.resolution, self._facts.terms, kind)
 
     def _points(self, readings: Sequence[Reading]) -> list[CarbonPoint]:
         return [self._point(reading.t0_unix_s, reading.t1_unix_s, reading) for reading in readings]
 
     def _point(self, t0_unix_s: float, t1_unix_s: float, told: Reading | MeanIntensity) -> CarbonPoint:
-        return CarbonPoint(
-            t0_unix_s=t0_unix_s,
-            t1_unix_s=t1_unix_s,
-            g_per_kwh=told.g_per_kwh,
-            zone=self.zone,
-            source=self.source,
-            kind=told.kind,
-            basis=self._facts.basis,
-            accounting=self._facts.accounting,
-            issued_unix_s=told.issued_unix_s,
-        )
+        return self._at(t0_unix_s, t1_unix_s, told.g_per_kwh, told.kind, issued_unix_s=told.issued_unix_s)
 
     def _run(self) -> None:
         if self._pid != os.getpid():  # a forked child: the thread, and whoever held the lock, are the parent's

@@ -126,21 +126,11 @@ _COUNTRY_ALIASES: Final = {
     "TUR": ("Turkiye",),
     "VNM": ("Viet Nam",),
 }
-_CANADA: Final = {
-    "alberta": "AB",
-    "british columbia": "BC",
-    "manitoba": "MB",
-    "new brunswick": "NB",
-    "newfoundland and labrador": "NL",
-    "northwest territories": "NT",
-    "nova scotia": "NS",
-    "nunavut": "NU",
-    "ontario": "ON",
-    "prince edward island": "PE",
-    "quebec": "QC",
-    "saskatchewan": "SK",
-    "yukon": "YT",
-}
+_PROVINCES: Final = (
+    "AB:alberta,BC:british columbia,MB:manitoba,NB:new brunswick,NL:newfoundland and labrador,NT:northwest territories,"
+    "NS:nova scotia,NU:nunavut,ON:ontario,PE:prince edward island,QC:quebec,SK:saskatchewan,YT:yukon"
+)
+_CANADA: Final = {pair[3:]: pair[:2] for pair in _PROVINCES.split(",")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,119 +193,80 @@ def places(data: CodecarbonData) -> Iterator[PlaceIntensity]:
     Raises:
         CarbonSignalError: A table is gone or has another layout.
     """
-    for read, name in (
-        (_world, "private_infra/carbon_intensity_per_source.json"),
-        (_countries, "private_infra/global_energy_mix.json"),
-        (_us_states, "private_infra/2023/usa_emissions.json"),
-        (_canada, "private_infra/2023/canada_energy_mix.json"),
-        (_china, "private_infra/2023/china_provincial_emissions.json"),
-        (_nordic, "private_infra/nordic_emissions.json"),
-        (_google, "cloud/impact.csv"),
+    for read, accounting, file in (
+        (_world, "production", "private_infra/carbon_intensity_per_source.json"),
+        (_countries, "production, life cycle", "private_infra/global_energy_mix.json"),
+        (_us_states, "production, direct", "private_infra/2023/usa_emissions.json"),
+        (_canada, "production, direct, fossil fuels only", "private_infra/2023/canada_energy_mix.json"),
+        (_china, "consumption, direct CO2 only", "private_infra/2023/china_provincial_emissions.json"),
+        (_nordic, "production, life cycle", "private_infra/nordic_emissions.json"),
+        (_google, "location-based, as published by the provider", "cloud/impact.csv"),
     ):
         try:
-            yield from read(data.read(name))
+            for row in read(data.read(file)):
+                yield _place(row, accounting)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise data.changed(name, f"{type(error).__name__}: {error}") from error
-    for profile in load_profiles():
-        yield PlaceIntensity(
-            zone=profile.zone,
-            name=profile.name,
-            g_per_kwh=profile.mean_g_per_kwh,
-            year=profile.year,
-            source=ATTRIBUTION,
-            accounting=BASIS,
-            aliases=profile.aliases,
-        )
+            raise data.changed(file, f"{type(error).__name__}: {error}") from error
+    for p in load_profiles():
+        yield _place((p.zone, p.name, p.mean_g_per_kwh, p.year, ATTRIBUTION, p.aliases), BASIS)
 
 
-def _world(table: Any) -> Iterator[PlaceIntensity]:
-    value = float(table["world_average"])
-    yield PlaceIntensity(zone=WORLD, name="World", g_per_kwh=value, year=2019, source=IEA, accounting="production")
+_Row = tuple[str, str, float, int | None, str, Sequence[str]]
+"""Zone, name, g/kWh, year, source and aliases of a place, as a table has them."""
 
 
-def _countries(table: Any) -> Iterator[PlaceIntensity]:
+def _place(row: _Row, accounting: str) -> PlaceIntensity:
+    zone, name, g_per_kwh, year, source, aliases = row
+    return PlaceIntensity(
+        zone=zone, name=name, g_per_kwh=g_per_kwh, year=year, source=source, accounting=accounting, aliases=aliases
+    )
+
+
+def _world(table: Any) -> Iterator[_Row]:
+    yield WORLD, "World", float(table["world_average"]), 2019, IEA, ()
+
+
+def _countries(table: Any) -> Iterator[_Row]:
     for code, row in table.items():
-        short = (ALPHA_2[code],) if code in ALPHA_2 else ()
-        yield PlaceIntensity(
-            zone=code,
-            name=row["country_name"],
-            g_per_kwh=float(row["carbon_intensity"]),
-            year=int(row["year"]),
-            source=OWID,
-            accounting="production, life cycle",
-            aliases=(*short, *_COUNTRY_ALIASES.get(code, ())),
-        )
+        aliases = (*((ALPHA_2[code],) if code in ALPHA_2 else ()), *_COUNTRY_ALIASES.get(code, ()))
+        yield code, row["country_name"], float(row["carbon_intensity"]), int(row["year"]), OWID, aliases
 
 
-def _us_states(table: Any) -> Iterator[PlaceIntensity]:
+def _us_states(table: Any) -> Iterator[_Row]:
     if table["_unit"]["emissions"] != "lbs/MWh":
         raise ValueError(f"the unit is {table['_unit']['emissions']!r}, expected 'lbs/MWh'")
+    year = int(table["_source"]["year"])
     for state, row in table.items():
         if not state.startswith("_"):
-            yield PlaceIntensity(
-                zone=f"US-{row['regionCode']}",
-                name=state.title(),
-                g_per_kwh=g_per_kwh_from_lb_per_mwh(float(row["emissions"])),
-                year=int(table["_source"]["year"]),
-                source=EGRID,
-                accounting="production, direct",
-                aliases=(f"US-{state}",),
-            )
+            g_per_kwh = g_per_kwh_from_lb_per_mwh(float(row["emissions"]))
+            yield f"US-{row['regionCode']}", state.title(), g_per_kwh, year, EGRID, (f"US-{state}",)
 
 
-def _canada(table: Any) -> Iterator[PlaceIntensity]:
+def _canada(table: Any) -> Iterator[_Row]:
     for province, mix in table.items():
-        weighted = sum(float(mix[fuel]) * factor for fuel, factor in _FOSSIL_G_PER_KWH.items())
-        yield PlaceIntensity(
-            zone=f"CA-{_CANADA[province]}",
-            name=province.title(),
-            g_per_kwh=weighted / float(mix["total"]),
-            year=None,
-            source=CER,
-            accounting="production, direct, fossil fuels only",
-            aliases=(f"CA-{province}",),
-        )
+        g_per_kwh = sum(float(mix[fuel]) * factor for fuel, factor in _FOSSIL_G_PER_KWH.items()) / float(mix["total"])
+        yield f"CA-{_CANADA[province]}", province.title(), g_per_kwh, None, CER, (f"CA-{province}",)
 
 
-def _china(table: Any) -> Iterator[PlaceIntensity]:
+def _china(table: Any) -> Iterator[_Row]:
     for code, row in table["data"].items():
-        yield PlaceIntensity(
-            zone=code,
-            name=row["description"],
-            g_per_kwh=float(row["emission_factor"]),
-            year=int(row["year"]),
-            source=MEE,
-            accounting="consumption, direct CO2 only",
-            aliases=tuple(row["names"]),
-        )
+        yield code, row["description"], float(row["emission_factor"]), int(row["year"]), MEE, tuple(row["names"])
 
 
-def _nordic(table: Any) -> Iterator[PlaceIntensity]:
+def _nordic(table: Any) -> Iterator[_Row]:
     for code, row in table["data"].items():
         if code in ALPHA_2.values():
             continue  # Finland as a whole: the table of countries has it, with a stated source
-        yield PlaceIntensity(
-            zone=code,
-            name=row["description"],
-            g_per_kwh=float(row["emission_factor"]),
-            year=int(row["year"]),
-            source=f"{ENTSOE}, covers {row['coverage'].split()[0]} of generation",
-            accounting="production, life cycle",
-            aliases=(f"{code[:2]}-{code}",),
-        )
+        source = f"{ENTSOE}, covers {row['coverage'].split()[0]} of generation"
+        alias = f"{code[:2]}-{code}"
+        yield code, row["description"], float(row["emission_factor"]), int(row["year"]), source, (alias,)
 
 
-def _google(table: Any) -> Iterator[PlaceIntensity]:
+def _google(table: Any) -> Iterator[_Row]:
     for row in table:
         region = row["region"].replace("cenrtal", "central")  # typing error in codecarbon 3.3.2: me-cenrtal1
-        yield PlaceIntensity(
-            zone=f"{row['provider']}:{region}",
-            name=f"{row['providerName']}, {row['city'] or row['country_name']}",
-            g_per_kwh=float(row["impact"]),
-            year=None,
-            source=GOOGLE,
-            accounting="location-based, as published by the provider",
-        )
+        name = f"{row['providerName']}, {row['city'] or row['country_name']}"
+        yield f"{row['provider']}:{region}", name, float(row["impact"]), None, GOOGLE, ()
 
 
 def _key(text: str) -> str:

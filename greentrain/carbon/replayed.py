@@ -10,6 +10,7 @@ from datetime import datetime
 
 from greentrain.config.schema import CarbonConfig
 from greentrain.types import CarbonKind, CarbonPoint, CarbonSignal, iso
+from greentrain.utils.never_raise import call_if_present
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +94,4 @@ class ReplayedSignal:
 
     def close(self) -> None:
         """Close the signal."""
-        close = getattr(self._signal, "close", None)
-        if close is not None:
-            close()
+        call_if_present(self._signal, "close")

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple, Protocol
 
 from greentrain.carbon.client import Key
-from greentrain.types import CarbonBasis, CarbonKind
+from greentrain.types import CarbonBasis, CarbonKind, CarbonPoint
 
 MAX_G_PER_KWH: Final = 5000.0
 """Above any grid: a plant of lignite emits about 1,100 g/kWh (IPCC AR5 WG3, annex III, table A.III.2)."""
@@ -39,6 +39,43 @@ class GridRow(NamedTuple):
     """A number where all is well; None where the server does not know."""
     kind: CarbonKind
     issued_unix_s: float | None = None
+
+
+class Stated:
+    """A signal of one place, whose values are of one source."""
+
+    zone: str
+    source: str
+    accounting: str
+    basis: CarbonBasis = CarbonBasis.AVERAGE
+
+    def _at(
+        self,
+        t0_unix_s: float,
+        t1_unix_s: float,
+        g_per_kwh: float | None,
+        kind: CarbonKind = CarbonKind.ESTIMATED,
+        **more: float | None,
+    ) -> CarbonPoint:
+        """Return the intensity of an interval, as this signal states it."""
+        return CarbonPoint(
+            t0_unix_s=t0_unix_s,
+            t1_unix_s=t1_unix_s,
+            g_per_kwh=g_per_kwh,
+            zone=self.zone,
+            source=self.source,
+            kind=kind,
+            basis=self.basis,
+            accounting=self.accounting,
+            **more,
+        )
+
+    def _says(
+        self, signal: str, resolution: str, terms: str, kind: str = CarbonKind.ESTIMATED, **more: str
+    ) -> Mapping[str, str]:
+        """Return what the report says about this signal."""
+        who = {"signal": signal, "zone": self.zone, "source": self.source, "kind": str(kind), "basis": str(self.basis)}
+        return {**who, "accounting": self.accounting, "resolution": resolution, "terms": terms, **more}
 
 
 class WrongAnswer(Exception):

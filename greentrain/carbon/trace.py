@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import median_low
 from typing import Final
 
+from greentrain.carbon.source import Stated
 from greentrain.errors import TraceError
 from greentrain.types import S_PER_HOUR, CarbonBasis, CarbonKind, CarbonPoint, iso
 
@@ -201,7 +202,7 @@ class Staircase:
         return area / (t1 - t0), filled
 
 
-class TraceSignal:
+class TraceSignal(Stated):
     """The carbon intensity in a CSV file.
 
     Args:
@@ -247,31 +248,14 @@ class TraceSignal:
     def mean(self, t0_unix_s: float, t1_unix_s: float) -> CarbonPoint:
         """Return the time average; ``g_per_kwh`` is None where the trace does not cover the whole interval."""
         value, filled = self._steps.mean(t0_unix_s - self.start_unix_s, t1_unix_s - self.start_unix_s)
-        return CarbonPoint(
-            t0_unix_s=t0_unix_s,
-            t1_unix_s=t1_unix_s,
-            g_per_kwh=value,
-            zone=self.zone,
-            source=self.source,
-            kind=CarbonKind.ESTIMATED if filled else self.kind,
-            basis=self.basis,
-            accounting=self.accounting,
-        )
+        return self._at(t0_unix_s, t1_unix_s, value, CarbonKind.ESTIMATED if filled else self.kind)
 
     def describe(self) -> Mapping[str, str]:
         """Return what the report says about the signal."""
-        return {
-            "signal": "trace",
-            "zone": self.zone,
-            "source": self.source,
-            "kind": str(self.kind),
-            "basis": str(self.basis),
-            "accounting": self.accounting,
-            "resolution": f"{self.step_s:g} s",
-            "covers": f"{iso(self.start_unix_s)} to {iso(self.end_unix_s)}",
-            "bridged_h": f"{self._steps.filled_s / S_PER_HOUR:g}",
-            "terms": "those of the file's source",
-        }
+        covers = f"{iso(self.start_unix_s)} to {iso(self.end_unix_s)}"
+        bridged_h = f"{self._steps.filled_s / S_PER_HOUR:g}"
+        terms = "those of the file's source"
+        return self._says("trace", f"{self.step_s:g} s", terms, self.kind, covers=covers, bridged_h=bridged_h)
 
     def _bridge(self, path: Path, rows: TraceRows, row: int, max_gap_h: float) -> Iterator[tuple[float, float]]:
         """Yield a straight line over the hole behind a row, a step at a time."""

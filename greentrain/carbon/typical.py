@@ -14,8 +14,9 @@ from datetime import UTC, datetime
 from importlib.resources import files
 from typing import Final
 
+from greentrain.carbon.source import Stated
 from greentrain.errors import CarbonSignalError, UnknownZoneError
-from greentrain.types import S_PER_HOUR, CarbonBasis, CarbonKind, CarbonPoint
+from greentrain.types import S_PER_HOUR, CarbonPoint
 
 ATTRIBUTION: Final = "U.S. Energy Information Administration, Form EIA-930 (hourly generation by fuel)"
 """Public domain, citation asked for; carried as hourly intensity by HewlettPackard/dc-rl (MIT)."""
@@ -57,7 +58,7 @@ def load_profiles() -> Sequence[Profile]:
         raise CarbonSignalError(f"greentrain/carbon/typical.json is damaged ({error}); reinstall GreenTrain") from error
 
 
-class TypicalSignal:
+class TypicalSignal(Stated):
     """The usual carbon intensity of a zone at this month, hour and day of the week.
 
     Args:
@@ -66,6 +67,8 @@ class TypicalSignal:
     Raises:
         UnknownZoneError: There is no profile; the message lists the nearest and all zones.
     """
+
+    accounting = BASIS
 
     def __init__(self, zone: str) -> None:
         self.profile = _find(zone, load_profiles())
@@ -78,32 +81,13 @@ class TypicalSignal:
         value: float | None = None
         if 0 <= t0_unix_s <= t1_unix_s < _LAST_UNIX_S:
             value = self._mean(t0_unix_s, t1_unix_s)
-        return CarbonPoint(
-            t0_unix_s=t0_unix_s,
-            t1_unix_s=t1_unix_s,
-            g_per_kwh=value,
-            zone=self.zone,
-            source=self.source,
-            kind=CarbonKind.ESTIMATED,
-            basis=CarbonBasis.AVERAGE,
-            accounting=BASIS,
-            relative_error=self.profile.spread,
-        )
+        return self._at(t0_unix_s, t1_unix_s, value, relative_error=self.profile.spread)
 
     def describe(self) -> Mapping[str, str]:
         """Return what the report says about the signal."""
-        return {
-            "signal": "typical",
-            "zone": self.zone,
-            "name": self.profile.name,
-            "source": self.source,
-            "kind": str(CarbonKind.ESTIMATED),
-            "basis": str(CarbonBasis.AVERAGE),
-            "accounting": BASIS,
-            "resolution": "hour of a typical year",
-            "spread": f"{self.profile.spread:.0%} of the hour's value (root mean square, {self.profile.year})",
-            "terms": "public domain; cite the U.S. Energy Information Administration",
-        }
+        spread = f"{self.profile.spread:.0%} of the hour's value (root mean square, {self.profile.year})"
+        terms = "public domain; cite the U.S. Energy Information Administration"
+        return self._says("typical", "hour of a typical year", terms, name=self.profile.name, spread=spread)
 
     def _mean(self, t0: float, t1: float) -> float:
         first, last = int(t0 // S_PER_HOUR), int(t1 // S_PER_HOUR)
