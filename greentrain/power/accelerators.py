@@ -9,9 +9,8 @@ and never early. A counter that falls (a wrap, a reset driver) or jumps is a gap
 import contextlib
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from greentrain.power.nvml import STUCK_S
 from greentrain.types import Device, DeviceState, PowerMeter, PowerSample, Provenance, Sensor
 from greentrain.utils.clock import Clock
 
@@ -20,8 +19,13 @@ PERIOD_S: Final = 0.1
 WINDOW: Final = 64
 """Readings over which the distance between two clocks is sought: where crystals are off by 1e-4, it changes by less
 than a millisecond in the seven seconds that these take."""
+STUCK_S: Final = 5.0
+"""A counter that has not moved for so long is not believed: a GPU that answers draws some watts."""
 OLDEST_S: Final = 2.0
 """A stamp that would be older than this (s) is no time of the reading: its unit or its clock is not as documented."""
+
+
+R = TypeVar("R", bound=PowerMeter)
 
 
 class Method(NamedTuple):
@@ -135,7 +139,7 @@ class DeviceReader:
         self._method, self._why = None, "the meter is closed"
 
 
-class AcceleratorMeter:
+class AcceleratorMeter(Generic[R]):
     """Reads several devices of one driver.
 
     Args:
@@ -143,22 +147,22 @@ class AcceleratorMeter:
         end: Releases the driver.
     """
 
-    def __init__(self, readers: Sequence[DeviceReader], end: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, readers: Sequence[R], end: Callable[[], object] = lambda: None) -> None:
         self.readers = readers
         """One a device."""
         self._end: Callable[[], object] | None = end
 
     @property
     def sensors(self) -> Sequence[Sensor]:
-        """One sensor a device."""
-        return [reader.sensor for reader in self.readers]
+        """One sensor a device, as it is known by now."""
+        return [sensor for reader in self.readers for sensor in reader.sensors]
 
     def read(self) -> Sequence[PowerSample]:
         """Read every device once."""
         return [sample for reader in self.readers for sample in reader.read()]
 
     def split(self) -> Sequence[PowerMeter]:
-        """Return a meter for each device. All are closed with this one."""
+        """Return a meter for each device: a driver can hang on one of them. All are closed with this one."""
         return self.readers
 
     def close(self) -> None:

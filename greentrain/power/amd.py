@@ -124,7 +124,7 @@ def visible_gpus(environ: Mapping[str, str], devices: Sequence[tuple[str, int]])
     return list(dict.fromkeys(gpu for _, gpu in left))
 
 
-class AmdMeter(AcceleratorMeter):
+class AmdMeter(AcceleratorMeter[DeviceReader]):
     """Reads every AMD GPU that is visible to this process.
 
     Experimental: it ran on a fake library, never on a card (docs/status.md).

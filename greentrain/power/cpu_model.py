@@ -31,6 +31,7 @@ import csv
 import dataclasses
 import functools
 import importlib.util
+import math
 import os
 import re
 import time
@@ -38,6 +39,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
+
+import psutil
 
 from greentrain.errors import MeterError
 from greentrain.types import Device, DeviceKind, PowerSample, Provenance, Sensor
@@ -119,14 +122,10 @@ class PsutilProc:
 
     def pids(self) -> Iterable[int]:
         """Return all process ids."""
-        import psutil
-
         return psutil.pids()
 
     def stat(self, pid: int) -> ProcStat | None:
         """Return one process, or None if it is gone."""
-        import psutil
-
         try:
             process = psutil.Process(pid)
             with process.oneshot():
@@ -309,33 +308,30 @@ def cpu_power(cpuinfo: str, threads: int, *, tdp_w: float | None = None) -> CpuP
         tdp_w: Known TDP of all packages (W), to override the table.
     """
     model = cpu_field(cpuinfo, "model name") or cpu_field(cpuinfo, "Model") or "unknown CPU"
+    found = find_tdp(model) if tdp_w is None else None
+    name, part_w = found or ("", W_PER_THREAD * threads)
+    source, uncertainty = f"TDP {part_w:g} W of {name} (codecarbon's CPU table)", UNCERTAINTY_TABLE
     if tdp_w is not None:
-        return CpuPower(
-            model=model, tdp_w=tdp_w, uncertainty=UNCERTAINTY_TABLE, note=f"TDP {tdp_w:g} W from power.cpu_tdp_w"
-        )
-    found = find_tdp(model)
-    fallback_w = W_PER_THREAD * threads
-    if found is None:
+        note = f"TDP {tdp_w:g} W from power.cpu_tdp_w"
+    elif not name:
+        tdp_w, uncertainty = part_w, UNCERTAINTY_UNKNOWN
         note = (
             f"{model!r} is not in codecarbon's CPU table: {W_PER_THREAD:g} W for each of {threads} threads assumed; set"
             " power.cpu_tdp_w"
         )
-        return CpuPower(model=model, tdp_w=fallback_w, uncertainty=UNCERTAINTY_UNKNOWN, note=note)
-    name, part_w = found
-    source = f"TDP {part_w:g} W of {name} (codecarbon's CPU table)"
-    if "hypervisor" not in cpu_field(cpuinfo, "flags").split():
+    elif "hypervisor" not in cpu_field(cpuinfo, "flags").split():
         packages = max(1, len(set(re.findall(r"^physical id\s*:\s*(\d+)", cpuinfo, re.MULTILINE))))
-        note = f"{source}, {packages} package{'s' if packages > 1 else ''}"
-        return CpuPower(model=model, tdp_w=part_w * packages, uncertainty=UNCERTAINTY_TABLE, note=note)
-    cores = re.search(r"(\d+)-Core", model)
-    if cores:
+        tdp_w, note = part_w * packages, f"{source}, {packages} package{'s' if packages > 1 else ''}"
+    elif cores := re.search(r"(\d+)-Core", model):
         part_threads = 2 * int(cores.group(1))
-        share_w = part_w * threads / part_threads
-        note = f"{source}; this virtual machine sees {threads} of about {part_threads} threads a package"
+        tdp_w, uncertainty = part_w * threads / part_threads, UNCERTAINTY_SHARE
+        seen = f"this virtual machine sees {threads} of about {part_threads} threads a package"
+        note = f"{source}; {seen}; set power.cpu_tdp_w"
     else:
-        share_w = min(part_w, fallback_w)
-        note = f"{source}; this virtual machine sees {threads} threads of it: {share_w:g} W assumed"
-    return CpuPower(model=model, tdp_w=share_w, uncertainty=UNCERTAINTY_SHARE, note=f"{note}; set power.cpu_tdp_w")
+        tdp_w, uncertainty = min(part_w, W_PER_THREAD * threads), UNCERTAINTY_SHARE
+        seen = f"this virtual machine sees {threads} threads of it: {tdp_w:g} W assumed"
+        note = f"{source}; {seen}; set power.cpu_tdp_w"
+    return CpuPower(model=model, tdp_w=tdp_w, uncertainty=uncertainty, note=note)
 
 
 def find_tdp(model: str, table: Mapping[str, float] | None = None) -> tuple[str, float] | None:
@@ -438,24 +434,23 @@ class CpuModelMeter:
         self._clock = clock or SystemClock()
         self._closed = False
         pid = root_pid if isinstance(root_pid, int) else os.getpid()
-        linux = Path(proc, "stat").exists()
-        self._load: _TreeLoad | _MachineLoad | _PsutilLoad
+        self._load: _TreeLoad | _MachineLoad
         if scope == "machine":
-            self._load = _MachineLoad(proc) if linux else _PsutilLoad()
+            self._load = _MachineLoad()
         else:
-            source: ProcSource = LinuxProc(proc) if linux else PsutilProc()
+            source: ProcSource = LinuxProc(proc) if Path(proc, "stat").exists() else PsutilProc()
             tree_of = functools.partial(ProcessTree, excluded_pids=excluded_pids, source=source)
             if callable(root_pid):
                 later = root_pid
-                self._load = _TreeLoad(lambda: None if (pid := later()) is None else tree_of(pid, whole=True), proc)
+                self._load = _TreeLoad(lambda: None if (pid := later()) is None else tree_of(pid, whole=True))
             else:
                 tree = tree_of(pid)
-                self._load = _TreeLoad(lambda: tree, proc)
+                self._load = _TreeLoad(lambda: tree)
         if self._load.read() is None:
             what = f"process {pid} does not exist" if scope == "process_tree" else self._load.gone
             raise MeterError(f"cpu model: {what}")
         threads = os.cpu_count() or 1
-        power = cpu_power(_text(f"{proc}/cpuinfo"), threads, tdp_w=tdp_w)
+        power = cpu_power(text_of(f"{proc}/cpuinfo"), threads, tdp_w=tdp_w)
         usable, share = float(threads), 1.0
         if scope == "process_tree":
             usable = allowed_cpus(pid)
@@ -465,20 +460,18 @@ class CpuModelMeter:
         self._j_per_cpu_s = (power.tdp_w - idle_w) / threads
         self._t0_s = self._clock.monotonic_s()
         full_w = self._idle_w + self._j_per_cpu_s * min(usable, threads)
-        all_bytes = _memory_bytes(proc).get("MemTotal")
-        full = {DeviceKind.CPU: full_w, DeviceKind.DRAM: RAM_W_PER_GB * all_bytes / 1e9 if all_bytes else None}
-        self._sensors = [s for s in _sensors(power.model, scope, power.uncertainty, full) if s.device.kind in kinds]
+        full: dict[DeviceKind, float | None] = {DeviceKind.CPU: full_w, DeviceKind.DRAM: None}
+        with contextlib.suppress(Exception):
+            full[DeviceKind.DRAM] = RAM_W_PER_GB * psutil.virtual_memory().total / 1e9
         used = "resident memory, shared pages once a process" if scope == "process_tree" else "used memory"
         about = {
             DeviceKind.CPU: f"{power.note}; idle {self._idle_w:.3g} W charged here, {self._j_per_cpu_s:.3g} J per CPU"
             " second",
             DeviceKind.DRAM: f"{RAM_W_PER_GB} W per GB of {used} (3 W per 8 GB, codecarbon before 3.0)",
         }
-        said = [(notes or {}).get(s.device.kind, "") for s in self._sensors]
-        self._sensors = [
-            dataclasses.replace(s, note=f"{why}. {about[s.device.kind]}" if why else about[s.device.kind])
-            for s, why in zip(self._sensors, said, strict=True)
-        ]
+        for kind, why in (notes or {}).items():
+            about[kind] = f"{why}. {about.get(kind, '')}"
+        self._sensors = [s for s in _sensors(power, scope, full, about) if s.device.kind in kinds]
 
     @property
     def sensors(self) -> Sequence[Sensor]:
@@ -518,8 +511,8 @@ class CpuModelMeter:
 class _TreeLoad:
     gone = "its process has ended"
 
-    def __init__(self, begun: Callable[[], ProcessTree | None], proc: str) -> None:
-        self._begun, self._proc = begun, proc
+    def __init__(self, begun: Callable[[], ProcessTree | None]) -> None:
+        self._begun = begun
         self._tree: ProcessTree | None = None
 
     def read(self) -> tuple[float, float] | None:
@@ -529,53 +522,28 @@ class _TreeLoad:
         usage = self._tree.read()
         if usage is None:
             return None
-        used_bytes = _used_memory_bytes(self._proc) if usage.processes > 1 else None
-        memory_bytes = usage.rss_bytes if used_bytes is None else min(usage.rss_bytes, used_bytes)
-        return usage.cpu_s, memory_bytes
+        if usage.processes == 1:
+            return usage.cpu_s, usage.rss_bytes
+        return usage.cpu_s, min(usage.rss_bytes, _used_bytes())  # pages that several share count once for each
 
 
 class _MachineLoad:
-    def __init__(self, proc: str) -> None:
-        self._proc = proc
-        self._tick_s = 1.0 / os.sysconf("SC_CLK_TCK")
+    def __init__(self) -> None:
         self._base_s: float | None = None
         self._last_s = 0.0
-        self.gone = f"cannot read {proc}/stat or {proc}/meminfo"
+        self.gone = ""
 
     def read(self) -> tuple[float, float] | None:
-        busy_s, used_bytes = self._busy_s(), _used_memory_bytes(self._proc)
-        if busy_s is None or used_bytes is None:
+        try:
+            times, memory = psutil.cpu_times(), psutil.virtual_memory()
+        except Exception as error:  # a file of procfs that is gone, or not as psutil knows it
+            self.gone = f"the load of the machine cannot be read ({error!r})"
             return None
-        if self._base_s is None:
-            self._base_s = busy_s
+        # not idle, iowait, nor stolen by the hypervisor; nice, irq and softirq are Linux' alone
+        busy_s = sum(getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq"))
+        self._base_s = busy_s if self._base_s is None else self._base_s
         self._last_s = max(self._last_s, busy_s - self._base_s)
-        return self._last_s, used_bytes
-
-    def _busy_s(self) -> float | None:
-        """User, nice, system, irq and softirq seconds; not idle, iowait, nor stolen by the hypervisor."""
-        fields = _text(f"{self._proc}/stat", 512).partition("\n")[0].split()
-        if len(fields) < 8 or not all(field.isdigit() for field in fields[1:8]):
-            return None
-        return sum(int(fields[i]) for i in (1, 2, 3, 6, 7)) * self._tick_s
-
-
-class _PsutilLoad:
-    def __init__(self) -> None:
-        self._base_s = self._busy_s()
-        self.gone = "psutil failed"
-
-    def read(self) -> tuple[float, float] | None:
-        import psutil
-
-        memory = psutil.virtual_memory()
-        return max(0.0, self._busy_s() - self._base_s), float(memory.total - memory.available)
-
-    @staticmethod
-    def _busy_s() -> float:
-        import psutil
-
-        times = psutil.cpu_times()
-        return float(times.user + times.system + getattr(times, "nice", 0.0))
+        return self._last_s, float(memory.total - memory.available)
 
 
 def allowed_cpus(pid: int) -> float:
@@ -584,25 +552,36 @@ def allowed_cpus(pid: int) -> float:
         count = float(len(os.sched_getaffinity(pid)))
     except (AttributeError, OSError):
         count = float(os.cpu_count() or 1)
-    quota, _, period = _text("/sys/fs/cgroup/cpu.max").strip().partition(" ")
+    quota, _, period = text_of("/sys/fs/cgroup/cpu.max").partition(" ")
     if quota.isdigit() and period.isdigit() and int(period) > 0:
         count = min(count, int(quota) / int(period))
     return count
 
 
-def _sensors(model: str, scope: str, uncertainty: float, full_w: Mapping[DeviceKind, float | None]) -> list[Sensor]:
+def _used_bytes() -> float:
+    """Return how much memory is used on the machine; infinity where nobody knows."""
+    with contextlib.suppress(Exception):
+        memory = psutil.virtual_memory()
+        return float(memory.total - memory.available)
+    return math.inf
+
+
+def _sensors(
+    power: CpuPower, scope: str, full_w: Mapping[DeviceKind, float | None], notes: Mapping[DeviceKind, str]
+) -> list[Sensor]:
     """Return the sensors; ``full_w``: what the model says of a full load (W), more by its error is the most."""
     machine = scope == "machine"
     cpu_w, memory_w = full_w[DeviceKind.CPU], full_w[DeviceKind.DRAM]
     load = "machine load" if machine else "CPU seconds of the process tree"
     cpu = Sensor(
-        device=Device(uid=CPU_UID, kind=DeviceKind.CPU, name=model),
+        device=Device(uid=CPU_UID, kind=DeviceKind.CPU, name=power.model),
         provenance=Provenance.MODELLED,
         method=f"TDP x {load}",
         period_s=PERIOD_S,
-        uncertainty=uncertainty,
-        limit_w=cpu_w and cpu_w * (1 + uncertainty),
+        uncertainty=power.uncertainty,
+        limit_w=cpu_w and cpu_w * (1 + power.uncertainty),
         shared=machine,
+        note=notes[DeviceKind.CPU],
     )
     dram = Sensor(
         device=Device(uid=DRAM_UID, kind=DeviceKind.DRAM, name="memory"),
@@ -612,30 +591,15 @@ def _sensors(model: str, scope: str, uncertainty: float, full_w: Mapping[DeviceK
         uncertainty=RAM_UNCERTAINTY,
         limit_w=memory_w and memory_w * (1 + RAM_UNCERTAINTY),
         shared=machine,
+        note=notes[DeviceKind.DRAM],
     )
     return [cpu, dram]
 
 
-def _used_memory_bytes(proc: str) -> float | None:
-    values = _memory_bytes(proc)
-    if "MemTotal" in values and "MemAvailable" in values:
-        return values["MemTotal"] - values["MemAvailable"]
-    return None
-
-
-def _memory_bytes(proc: str) -> dict[str, float]:
-    values = {}
-    for line in _text(f"{proc}/meminfo", 256).splitlines()[:3]:
-        key, _, rest = line.partition(":")
-        number = rest.split()
-        if number and number[0].isdigit():
-            values[key] = int(number[0]) * 1024.0
-    return values
-
-
-def _text(path: str, size: int = 1 << 20) -> str:
+def text_of(path: str | Path, size: int = 1 << 20) -> str:
+    """Return the text of a file of the kernel, up to a number of bytes, stripped; empty where it cannot be read."""
     try:
         with open(path, "rb", buffering=0) as file:
-            return (file.read(size) or b"").decode("utf-8", "replace")
+            return (file.read(size) or b"").decode("utf-8", "replace").strip()
     except OSError:
         return ""

@@ -201,7 +201,7 @@ def visible_gpus(environ: Mapping[str, str], tiles: Sequence[int]) -> list[int]:
     return sorted(wanted)
 
 
-class IntelMeter(AcceleratorMeter):
+class IntelMeter(AcceleratorMeter[DeviceReader]):
     """Reads every discrete Intel GPU that is visible to this process.
 
     Experimental: it ran on a fake library, never on a card (docs/status.md).

@@ -93,16 +93,12 @@ def redfish(
         try:
             members = [str(member["@odata.id"]) for member in get("/redfish/v1/Chassis")["Members"]]
             for member in members:
-                resource = get(member)
+                resource, chassis_id = get(member), member.rstrip("/").rpartition("/")[2]
                 for name in ("EnvironmentMetrics", "Power"):
                     path = (resource.get(name) or {}).get("@odata.id")
                     with contextlib.suppress(MeterError):
-                        if (
-                            path is not None
-                            and member.rstrip("/").rpartition("/")[2] not in found
-                            and power_w(path) >= 0
-                        ):
-                            found[member.rstrip("/").rpartition("/")[2]] = path
+                        if path is not None and chassis_id not in found and power_w(path) >= 0:
+                            found[chassis_id] = path
         except (LookupError, TypeError, AttributeError) as error:
             raise MeterError(f"{http.url}/redfish/v1/Chassis is not as Redfish has it ({error!r})") from error
         return found

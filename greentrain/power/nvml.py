@@ -28,19 +28,17 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import psutil
 
 from greentrain.errors import ConfigError, MeterError
+from greentrain.power.accelerators import STUCK_S, AcceleratorMeter, DeviceReader, Method
 from greentrain.power.claims import is_of_this_job
-from greentrain.types import Counter, Device, DeviceKind, DeviceState, PowerMeter, PowerSample, Provenance, Sensor
+from greentrain.types import Counter, Device, DeviceKind, DeviceState, PowerSample, Provenance, Sensor
 from greentrain.utils.background import BackgroundCall
 from greentrain.utils.clock import Clock, SystemClock
 from greentrain.utils.never_raise import warn
-
-if TYPE_CHECKING:
-    from greentrain.power.accelerators import DeviceReader
 
 T = TypeVar("T")
 OPEN_S = 30.0
@@ -427,8 +425,6 @@ LONG_READ_S: Final = 0.05
 """A read that took longer than this was held up, whatever the probe has measured, and is dated to its middle."""
 SLOWED_BITS: Final = {"thermal": 0x60, "power": 0x4, "brake": 0x80}
 """nvmlClocksEventReasons (nvml.h of NVML 13): SwThermalSlowdown and HwThermalSlowdown; SwPowerCap; HwPowerBrake."""
-STUCK_S: Final = 5.0
-"""A counter that has not moved for so long is not believed: a GPU that answers draws some watts."""
 
 _MIG_NOTE: Final = (
     "MIG is on and NVML gives no energy per slice: these are the joules of the whole GPU, other slices included"
@@ -442,10 +438,11 @@ _SUPERCHIP_NOTE: Final = (
 )
 
 
-class NvmlMeter:
+class NvmlMeter(AcceleratorMeter["_Reader | DeviceReader"]):
     """Reads every GPU that is visible to this process.
 
-    A GPU that exists but cannot be read is a MISSING sensor that says why. A lost GPU is not asked again.
+    A GPU that exists but cannot be read is a MISSING sensor that says why. A lost GPU is not asked again. A sensor's
+    tick, cost and period are exact after :meth:`probe`; sensors of modules come behind those of GPUs.
 
     Args:
         environ: Environment variables; None: those of the process.
@@ -471,47 +468,25 @@ class NvmlMeter:
         self._named, self._split = gpus, split
         self._clock = clock or SystemClock()
         self._nvml = open_nvml()
-        self._closed = False
+        super().__init__([], self._nvml.nvmlShutdown)
         try:
             found = [gpu for gpu in list_gpus(self._nvml) if not gpu.hidden]
             self._gpus = self._open(found, environ)
-            self._modules = _modules(self._nvml, self._gpus, found, self._clock)
+            self.readers = [*self._gpus, *_modules(self._nvml, self._gpus, found, self._clock)]
         except BaseException as error:
             self.close()
             if isinstance(error, self._nvml.NVMLError):
                 raise MeterError(f"NVML cannot list the GPUs: {error}") from error
             raise
 
-    @property
-    def sensors(self) -> Sequence[Sensor]:
-        """One sensor a physical GPU; tick, cost and period are exact after :meth:`probe`. Then those of modules."""
-        return [*(gpu.sensor for gpu in self._gpus), *(module.sensor for module in self._modules)]
-
-    def read(self) -> Sequence[PowerSample]:
-        """Read every GPU once. The time of a sample is the middle of its call."""
-        return [sample for part in self.split() for sample in part.read()]
-
-    def split(self) -> Sequence[PowerMeter]:
-        """Return a meter for each GPU: the driver can hang on one of them. All are closed with this one."""
-        return [*self._gpus, *self._modules]
-
     def probe(self) -> None:
         """Measure how fast counters tick and what a read costs, where that is not known; blocks for up to 0.4 s."""
         live = [gpu for gpu in self._gpus if gpu.value is not None and not gpu.probed]
-        if self._closed or not live:
+        if not live:
             return
         polled = poll([gpu.value for gpu in live if gpu.value is not None], self._clock)
         for gpu, result in zip(live, polled, strict=True):
             gpu.learn(result)
-
-    def close(self) -> None:
-        """Release NVML. Idempotent."""
-        if not self._closed:
-            self._closed = True
-            for gpu in (*getattr(self, "_gpus", ()), *getattr(self, "_modules", ())):
-                gpu.close()
-            with contextlib.suppress(Exception):
-                self._nvml.nvmlShutdown()
 
     def _open(self, found: Sequence[NvmlGpu], environ: Mapping[str, str]) -> "list[_Reader]":
         if not found:
@@ -776,11 +751,19 @@ def _choose(gpu: NvmlGpu, nvml: Any, note: str) -> tuple[Sensor, Callable[[], fl
                 notes.append(f"it tells the mean of {averaging_s:g} s: phases that come with each step are blurred")
             if gpu.part is not None:
                 value = functools.partial(_times, gpu.part[1] / gpu.part[2], value)
-            sensor = _sensor(device, method, averaging_s, "; ".join(notes))
-            if gpu.part is not None:
-                sensor = dataclasses.replace(sensor, provenance=Provenance.MODELLED, uncertainty=None)
-            seen = PART_SEEN if _capability(nvml, gpu.handle) in PART_TIME else None
-            return dataclasses.replace(sensor, seen_share=seen, limit_w=_limit_w(nvml, gpu.handle)), value
+            sensor = Sensor(
+                device=device,
+                provenance=Provenance.MEASURED if gpu.part is None else Provenance.MODELLED,
+                method=method,
+                period_s=REFRESH_S if method == INSTANT else TICK_S,
+                tick_s=TICK_S if method == COUNTER else None,
+                averaging_s=averaging_s,
+                uncertainty=UNCERTAINTY if gpu.part is None else None,
+                seen_share=PART_SEEN if _capability(nvml, gpu.handle) in PART_TIME else None,
+                limit_w=_limit_w(nvml, gpu.handle),
+                note="; ".join(notes),
+            )
+            return sensor, value
     reason = f"cannot be read ({'; '.join(failures)})"
     if gpu.slices:
         reason += f". {_MIG_REMEDY}"
@@ -788,51 +771,30 @@ def _choose(gpu: NvmlGpu, nvml: Any, note: str) -> tuple[Sensor, Callable[[], fl
     return dataclasses.replace(sensor, limit_w=_limit_w(nvml, gpu.handle) if gpu.handle is not None else None), None
 
 
-def _sensor(device: Device, method: str, averaging_s: float, note: str) -> Sensor:
-    period_s = {COUNTER: TICK_S, INSTANT: REFRESH_S}.get(method, TICK_S)
-    return Sensor(
-        device=device,
-        provenance=Provenance.MEASURED,
-        method=method,
-        period_s=period_s,
-        tick_s=TICK_S if method == COUNTER else None,
-        averaging_s=averaging_s,
-        uncertainty=UNCERTAINTY,
-        note=note,
-    )
-
-
 def _methods(nvml: Any, handle: Any) -> list[tuple[str, Callable[[], float]]]:
-    def field_w(field: int) -> float:
-        reading = nvml.nvmlDeviceGetFieldValues(handle, [(field, 0)])[0]
-        if reading.nvmlReturn != nvml.NVML_SUCCESS:
-            raise nvml.NVMLError(reading.nvmlReturn)
-        return float(reading.value.uiVal) / MW_PER_W
-
-    def usage_w() -> float:
-        return float(nvml.nvmlDeviceGetPowerUsage(handle)) / MW_PER_W
-
     return [
         (COUNTER, _counter_j(nvml, handle)),
-        (INSTANT, lambda: field_w(nvml.NVML_FI_DEV_POWER_INSTANT)),
-        (AVERAGE, lambda: field_w(nvml.NVML_FI_DEV_POWER_AVERAGE)),
-        (USAGE, usage_w),
+        (INSTANT, lambda: _field_w(nvml, handle, nvml.NVML_FI_DEV_POWER_INSTANT)),
+        (AVERAGE, lambda: _field_w(nvml, handle, nvml.NVML_FI_DEV_POWER_AVERAGE)),
+        (USAGE, lambda: float(nvml.nvmlDeviceGetPowerUsage(handle)) / MW_PER_W),
     ]
 
 
-def _modules(nvml: Any, readers: "Sequence[_Reader]", gpus: Sequence[NvmlGpu], clock: Clock) -> "list[DeviceReader]":
+def _field_w(nvml: Any, handle: Any, field: int, scope: int = 0) -> float:
+    reading = nvml.nvmlDeviceGetFieldValues(handle, [(field, scope)])[0]
+    if reading.nvmlReturn != nvml.NVML_SUCCESS:
+        raise nvml.NVMLError(reading.nvmlReturn)
+    return float(reading.value.uiVal) / MW_PER_W
+
+
+def _modules(nvml: Any, readers: "Sequence[_Reader]", gpus: Sequence[NvmlGpu], clock: Clock) -> list[DeviceReader]:
     """Return a reader of each Grace Hopper or Grace Blackwell module, which contains its GPU, CPU and memory.
 
     The scope of the power fields is documented in nvml.h of NVML 13: NVML_POWER_SCOPE_MODULE.
     """
-    from greentrain.power.accelerators import DeviceReader, Method
 
     def module_w(handle: Any) -> tuple[float, None]:
-        scoped = (nvml.NVML_FI_DEV_POWER_INSTANT, nvml.NVML_POWER_SCOPE_MODULE)
-        reading = nvml.nvmlDeviceGetFieldValues(handle, [scoped])[0]
-        if reading.nvmlReturn != nvml.NVML_SUCCESS:
-            raise nvml.NVMLError(reading.nvmlReturn)
-        return float(reading.value.uiVal) / MW_PER_W, None
+        return _field_w(nvml, handle, nvml.NVML_FI_DEV_POWER_INSTANT, nvml.NVML_POWER_SCOPE_MODULE), None
 
     own = {reader.sensor.device.uid for reader in readers if _SUPERCHIP_NOTE in reader.sensor.note}
     found = [

@@ -15,7 +15,6 @@ sustainable-computing-io/kepler at 13944a6, 2026-08-21). Kepler up to 0.9: ``kep
 """
 
 import contextlib
-import dataclasses
 import json
 import math
 import os
@@ -168,38 +167,24 @@ def kepler_device(labels: Mapping[str, str]) -> Device | None:
         return Device(uid=uuid, kind=DeviceKind.GPU, name=labels.get("gpu_name") or uuid) if uuid else None
     zone = labels.get("zone") or ("package" if "_package_" in name else "dram")
     place = labels.get("path", "").rsplit("/", 1)[-1] or labels.get("package", "0")
-    memory = zone.startswith("dram")
-    return Device(
-        uid=f"kepler:{zone}:{place}",
-        kind=DeviceKind.DRAM if memory else DeviceKind.CPU,
-        name=f"{'DRAM' if memory else 'CPU package'} {place}",
-    )
+    kind, name = (DeviceKind.DRAM, "DRAM") if zone.startswith("dram") else (DeviceKind.CPU, "CPU package")
+    return Device(uid=f"kepler:{zone}:{place}", kind=kind, name=f"{name} {place}")
 
 
 def pod_device(labels: Mapping[str, str]) -> Device:
     """Return the device of a series of POD_QUERY: the pod's share of the node's processors, or of its memory."""
     pod = f"{labels.get('pod_namespace') or labels.get('container_namespace', '')}/{labels['pod_name']}"
-    memory = "dram" in labels.get("zone", "") + labels.get("__name__", "")
-    return Device(
-        uid=f"kepler:{pod}:{'dram' if memory else 'package'}",
-        kind=DeviceKind.DRAM if memory else DeviceKind.CPU,
-        name=f"{'DRAM' if memory else 'CPU'} of pod {pod}",
-    )
+    if "dram" in labels.get("zone", "") + labels.get("__name__", ""):
+        return Device(uid=f"kepler:{pod}:dram", kind=DeviceKind.DRAM, name=f"DRAM of pod {pod}")
+    return Device(uid=f"kepler:{pod}:package", kind=DeviceKind.CPU, name=f"CPU of pod {pod}")
 
 
 def series_device(labels: Mapping[str, str]) -> Device:
     """Return the device of a series of a user's own query: its labels are its name."""
     text = ",".join(f"{key}={value}" for key, value in sorted(labels.items()) if key not in _DROP)
     hint = f"{labels.get('__name__', '')} {text}".lower()
-    kind = DeviceKind.NODE
-    for pattern, candidate in (
-        ("gpu", DeviceKind.GPU),
-        ("dram", DeviceKind.DRAM),
-        (r"cpu|package|rapl", DeviceKind.CPU),
-    ):
-        if re.search(pattern, hint):
-            kind = candidate
-            break
+    kinds = {"gpu": DeviceKind.GPU, "dram": DeviceKind.DRAM, "cpu|package|rapl": DeviceKind.CPU}
+    kind = next((kind for pattern, kind in kinds.items() if re.search(pattern, hint)), DeviceKind.NODE)
     name = text or labels.get("__name__") or "query"
     return Device(uid=f"prometheus:{name}", kind=kind, name=name)
 
@@ -282,17 +267,8 @@ class PrometheusMeter:
                 )
                 raise MeterError(f"{self._url} has no series for {what}: check that it scrapes Kepler on this node")
             self._scrape_s = _scrape_s(found)
-            self._sensors = [_sensor(device, labels, self._scrape_s, query) for device, labels in _devices(found)]
-            if self._of_pod:
-                self._sensors = [
-                    dataclasses.replace(
-                        sensor,
-                        provenance=Provenance.MODELLED,
-                        method="Kepler's share of a pod through Prometheus",
-                        note=f"Scraped every {self._scrape_s:.3g} s; the node's counters, shared out by CPU time",
-                    )
-                    for sensor in self._sensors
-                ]
+            told = self._scrape_s, query, self._of_pod
+            self._sensors = [_sensor(device, labels, *told) for device, labels in _devices(found)]
             self._take(found)
         except ReplyError as error:
             self._client.close()
@@ -411,15 +387,20 @@ def _devices(found: Sequence[tuple[Device, SampleSeries]]) -> list[tuple[Device,
     return [by_uid[uid] for uid in sorted(by_uid)]
 
 
-def _sensor(device: Device, labels: Mapping[str, str], scrape_s: float, query: str | None) -> Sensor:
-    node = node_of(labels)
-    provenance = kepler_provenance(labels) if query is None else Provenance.MEASURED
-    measured = provenance is Provenance.MEASURED
+def _sensor(device: Device, labels: Mapping[str, str], scrape_s: float, query: str | None, of_pod: bool) -> Sensor:
+    node, uncertainty, provenance = node_of(labels), None, Provenance.MEASURED
+    method, whose = "PromQL query", f"{f' on node {node}' if node else ''}; all processes of the machine"
+    if of_pod:
+        method, whose = "Kepler's share of a pod through Prometheus", "; the node's counters, shared out by CPU time"
+        provenance = Provenance.MODELLED
+    elif query is None:
+        method, provenance = "Kepler through Prometheus", kepler_provenance(labels)
+        uncertainty = UNCERTAINTY.get(device.kind) if provenance is Provenance.MEASURED else None
     return Sensor(
         device=device,
         provenance=provenance,
-        method="Kepler through Prometheus" if query is None else "PromQL query",
+        method=method,
         period_s=scrape_s,
-        uncertainty=UNCERTAINTY.get(device.kind) if query is None and measured else None,
-        note=f"Scraped every {scrape_s:.3g} s{f' on node {node}' if node else ''}; all processes of the machine",
+        uncertainty=uncertainty,
+        note=f"Scraped every {scrape_s:.3g} s{whose}",
     )

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from greentrain.errors import MeterError
-from greentrain.power.cpu_model import cpu_field, find_tdp
+from greentrain.power.cpu_model import cpu_field, find_tdp, text_of
 from greentrain.power.daemon_client import DaemonClient, find_daemon
 from greentrain.types import Device, DeviceKind, PowerSample, Provenance, Sensor
 from greentrain.utils.clock import Clock, SystemClock
@@ -89,7 +89,7 @@ def find_zones(root: str | Path = ROOT, *, ask_daemon: bool = True) -> tuple[Rap
     zones: dict[str, RaplZone] = {}
     packages: list[tuple[str, int]] = []
     for zone in _children(root, _ZONE):
-        name = _text(zone / "name")
+        name = text_of(zone / "name")
         if not name.startswith("package-"):
             continue
         package = name.removeprefix("package-")
@@ -100,7 +100,7 @@ def find_zones(root: str | Path = ROOT, *, ask_daemon: bool = True) -> tuple[Rap
         subzones = {sub.name: sub for sub in _children(root, _SUBZONE) if sub.name.startswith(zone.name + ":")}
         subzones |= {sub.name: sub for sub in _children(zone, _SUBZONE)}
         for sub in subzones.values():
-            if _text(sub / "name") == "dram":
+            if text_of(sub / "name") == "dram":
                 memory = _zone(sub, f"rapl:dram-{package}", DeviceKind.DRAM, f"DRAM of package {package}", root)
                 zones.setdefault(memory.device.uid, memory)
     daemon = find_daemon() if ask_daemon and any(DENIED in zone.problem for zone in zones.values()) else None
@@ -154,7 +154,7 @@ class RaplMeter:
             for zone in zones:
                 if zone.problem:
                     raise MeterError(zone.problem)
-        amd_w = _amd_limit_w(_text(Path(cpuinfo)))
+        amd_w = _amd_limit_w(text_of(cpuinfo))
         if amd_w is not None:
             packages = [zone for zone in zones if zone.device.kind is DeviceKind.CPU]
             zones = [dataclasses.replace(zone, limit_w=amd_w) if zone in packages else zone for zone in zones]
@@ -287,12 +287,12 @@ def _limit_w(zone: Path) -> float | None:
 
     None where it keeps none: limits are switched off, or above what any package draws, as some mainboards set them.
     """
-    if _text(zone / "enabled") != "1":
+    if text_of(zone / "enabled") != "1":
         return None
     stated_w = [0.0]
     for name in zone.glob("constraint_*_name"):
-        limit_uw = _text(zone / name.name.replace("_name", "_power_limit_uw"))
-        if _text(name) in ("long_term", "short_term") and limit_uw.isdigit():
+        limit_uw = text_of(zone / name.name.replace("_name", "_power_limit_uw"))
+        if text_of(name) in ("long_term", "short_term") and limit_uw.isdigit():
             stated_w.append(int(limit_uw) / UJ_PER_J)
     return max(stated_w) if 0 < max(stated_w) <= MAX_ZONE_W else None
 
@@ -304,7 +304,7 @@ def _amd_limit_w(cpuinfo: str) -> float | None:
 
 
 def _mirrored(zone: RaplZone, packages: list[tuple[str, int]]) -> bool:
-    raw_uj = int(_text(zone.path / "energy_uj") or 0)
+    raw_uj = int(text_of(zone.path / "energy_uj") or 0)
     if any(raw_uj > 0 and abs(raw_uj - other_uj) <= _MIRROR_UJ for _, other_uj in packages):
         return True
     packages.append((zone.device.uid, raw_uj))
@@ -317,10 +317,3 @@ def _children(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
     except OSError:
         return []
     return [folder / name for name in sorted(names, key=lambda name: [int(n) for n in name.split(":")[1:]])]
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""

@@ -44,7 +44,7 @@ RAILS: Final = (
 """Kind of a rail by its name, the first that fits; other rails (SOC, CV) are of no kind and booked as the CPU's."""
 
 
-class AppleMeter(AcceleratorMeter):
+class AppleMeter(AcceleratorMeter[DeviceReader]):
     """Reads CPU, GPU and memory of a chip of Apple.
 
     Experimental: it ran on a stand-in for the library, never on a Mac (docs/status.md).
@@ -90,7 +90,7 @@ class AppleMeter(AcceleratorMeter):
         warn_experimental("the meter of Apple silicon", "it ran on a stand-in for the library, never on a Mac")
 
 
-class JetsonMeter(AcceleratorMeter):
+class JetsonMeter(AcceleratorMeter[DeviceReader]):
     """Reads the rails of a Jetson.
 
     Experimental: it ran on copies of the kernel's files, never on a board (docs/status.md).

@@ -1,3 +1,4 @@
+import math
 import os
 import subprocess
 import sys
@@ -37,8 +38,8 @@ class TestProcessTreeContract(MeterContract):
 
 class TestMachineContract(MeterContract):
     @pytest.fixture
-    def meter(self, tmp_path: Path) -> Iterator[PowerMeter]:
-        self.proc = fake_proc(tmp_path)
+    def meter(self, proc: Path) -> Iterator[PowerMeter]:
+        self.proc = fake_proc(proc)
         meter = CpuModelMeter(scope="machine", proc=str(self.proc))
         yield meter
         meter.close()
@@ -48,12 +49,20 @@ class TestMachineContract(MeterContract):
         (self.proc / "meminfo").write_text("nonsense")
 
 
+@pytest.fixture
+def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a procfs of a test's own, which psutil reads too."""
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
+    return tmp_path
+
+
 def fake_proc(folder: Path, busy_s: float = 10.0, used_gb: float = 8.0) -> Path:
     ticks = int(busy_s * TICKS)
     (folder / "stat").write_text(f"cpu  {ticks} 0 0 999999 777 0 0 555 0 0\ncpu0 1 2 3\n")
     total_kb = 64_000_000_000 // 1024
     available_kb = total_kb - int(used_gb * 1e9 / 1024)
-    (folder / "meminfo").write_text(f"MemTotal: {total_kb} kB\nMemFree: 1 kB\nMemAvailable: {available_kb} kB\n")
+    rest = "".join(f"{key}: 1 kB\n" for key in ("Buffers", "Cached", "Shmem", "Active", "Inactive"))
+    (folder / "meminfo").write_text(f"MemTotal: {total_kb} kB\nMemFree: 1 kB\nMemAvailable: {available_kb} kB\n{rest}")
     (folder / "cpuinfo").write_text("model name : AMD EPYC\nflags : fpu hypervisor\n")
     return folder
 
@@ -83,24 +92,24 @@ def test_process_tree_memory_is_a_rate_per_gb() -> None:
     meter.close()
 
 
-def test_machine_books_all_load(tmp_path: Path) -> None:
+def test_machine_books_all_load(proc: Path) -> None:
     clock = HandClock(50.0)
-    proc = fake_proc(tmp_path)
+    fake_proc(proc)
     meter = CpuModelMeter(scope="machine", tdp_w=100.0, proc=str(proc), clock=clock)
     clock.now_s += 10.0
-    fake_proc(tmp_path, busy_s=13.0, used_gb=16.0)
+    fake_proc(proc, busy_s=13.0, used_gb=16.0)
     (cpu, memory) = meter.read()
     assert cpu.energy_j == pytest.approx(10.0 * 10.0 + 3.0 * 90.0 / THREADS)
     assert memory.power_w == pytest.approx(16.0 * RAM_W_PER_GB, rel=1e-3)
-    fake_proc(tmp_path, busy_s=1.0)
+    fake_proc(proc, busy_s=1.0)
     (back, _) = meter.read()
     assert back.energy_j == cpu.energy_j
     meter.close()
 
 
-def test_sensors_say_modelled_and_who_may_book_them(tmp_path: Path) -> None:
+def test_sensors_say_modelled_and_who_may_book_them(proc: Path) -> None:
     tree = CpuModelMeter(notes={DeviceKind.CPU: "RAPL is not readable"})
-    machine = CpuModelMeter(scope="machine", proc=str(fake_proc(tmp_path)))
+    machine = CpuModelMeter(scope="machine", proc=str(fake_proc(proc)))
     assert [s.device.uid for s in tree.sensors] == [CPU_UID, DRAM_UID] == [s.device.uid for s in machine.sensors]
     for sensor in (*tree.sensors, *machine.sensors):
         assert sensor.provenance is Provenance.MODELLED
@@ -120,18 +129,18 @@ def test_kinds_choose_what_is_modelled() -> None:
     meter.close()
 
 
-def test_full_load_draws_the_tdp(tmp_path: Path) -> None:
+def test_full_load_draws_the_tdp(proc: Path) -> None:
     clock = HandClock(50.0)
-    meter = CpuModelMeter(scope="machine", tdp_w=80.0, proc=str(fake_proc(tmp_path, busy_s=0.0)), clock=clock)
+    meter = CpuModelMeter(scope="machine", tdp_w=80.0, proc=str(fake_proc(proc, busy_s=0.0)), clock=clock)
     clock.now_s += 1.0
-    fake_proc(tmp_path, busy_s=float(THREADS))
+    fake_proc(proc, busy_s=float(THREADS))
     assert meter.read()[0].energy_j == pytest.approx(80.0)
     meter.close()
 
 
-def test_a_model_says_of_a_full_load_what_it_is_at_most(tmp_path: Path) -> None:
-    machine = CpuModelMeter(scope="machine", tdp_w=80.0, proc=str(fake_proc(tmp_path)))
-    total_gb = next(int(line.split()[1]) for line in (tmp_path / "meminfo").read_text().splitlines()) * 1024 / 1e9
+def test_a_model_says_of_a_full_load_what_it_is_at_most(proc: Path) -> None:
+    machine = CpuModelMeter(scope="machine", tdp_w=80.0, proc=str(fake_proc(proc)))
+    total_gb = next(int(line.split()[1]) for line in (proc / "meminfo").read_text().splitlines()) * 1024 / 1e9
     assert machine.sensors[0].limit_w == pytest.approx(80.0 * 1.3)
     assert machine.sensors[1].limit_w == pytest.approx(RAM_W_PER_GB * total_gb * 1.6)
     machine.close()
@@ -177,13 +186,13 @@ def test_wrong_scope_and_dead_root_are_errors() -> None:
         CpuModelMeter(root_pid=child.pid)
 
 
-def test_every_kind_of_work_is_load_and_waiting_is_none(tmp_path: Path) -> None:
+def test_every_kind_of_work_is_load_and_waiting_is_none(proc: Path) -> None:
     clock = HandClock(50.0)
-    meter = CpuModelMeter(scope="machine", tdp_w=100.0, proc=str(fake_proc(tmp_path, busy_s=10.0)), clock=clock)
+    meter = CpuModelMeter(scope="machine", tdp_w=100.0, proc=str(fake_proc(proc, busy_s=10.0)), clock=clock)
     user, nice, system, irq, softirq = ((10 + 1) * TICKS, 2 * TICKS, 3 * TICKS, 4 * TICKS, 5 * TICKS)
-    (tmp_path / "stat").write_text(f"cpu  {user} {nice} {system} 5555555 666666 {irq} {softirq} 777777 0 0\n")
+    (proc / "stat").write_text(f"cpu  {user} {nice} {system} 5555555 666666 {irq} {softirq} 777777 0 0\n")
     assert meter.read()[0].energy_j == pytest.approx((1 + 2 + 3 + 4 + 5) * 90.0 / THREADS)
-    (tmp_path / "stat").write_text("cpu  1 2 3\n")
+    (proc / "stat").write_text("cpu  1 2 3\n")
     assert all(sample.missing for sample in meter.read())
     meter.close()
     assert {sample.note for sample in meter.read()} == {"the meter is closed"}
@@ -199,7 +208,7 @@ def test_without_procfs_psutil_tells_the_load(tmp_path: Path, monkeypatch: pytes
     assert cpu.energy_j == pytest.approx(3.5 * 90.0 / THREADS)
     assert memory.power_w == pytest.approx(4 * RAM_W_PER_GB)
     times.user = 0.0
-    assert meter.read()[0].energy_j == 0.0
+    assert meter.read()[0].energy_j == cpu.energy_j, "what was counted stays"
     meter.close()
 
 
@@ -210,7 +219,7 @@ def test_without_procfs_psutil_tells_the_load(tmp_path: Path, monkeypatch: pytes
 def test_the_quota_of_a_container_limits_what_idle_power_is_charged(
     limit: str, cpus: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu_model, "_text", lambda path: limit)
+    monkeypatch.setattr(cpu_model, "text_of", lambda path: limit.strip())
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     assert allowed_cpus(os.getpid()) == cpus
 
@@ -219,10 +228,10 @@ def test_memory_that_processes_share_is_charged_once(monkeypatch: pytest.MonkeyP
     """Of several processes the resident memory counts shared pages once each: no more than the machine uses."""
     clock = HandClock(50.0)
     meter = CpuModelMeter(clock=clock)
-    for processes, used_bytes, charged_gb in ((1, 3e9, 8.0), (2, 3e9, 3.0), (2, 20e9, 8.0), (2, None, 8.0)):
+    for processes, used_bytes, charged_gb in ((1, 3e9, 8.0), (2, 3e9, 3.0), (2, 20e9, 8.0), (2, math.inf, 8.0)):
         usage = TreeUsage(1.0, int(8e9), processes)
         monkeypatch.setattr(meter._load._tree, "read", lambda usage=usage: usage)  # type: ignore[union-attr]
-        monkeypatch.setattr(cpu_model, "_used_memory_bytes", lambda proc, used=used_bytes: used)
+        monkeypatch.setattr(cpu_model, "_used_bytes", lambda used=used_bytes: used)
         assert meter.read()[1].power_w == pytest.approx(charged_gb * RAM_W_PER_GB)
     meter.close()
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from greentrain.power.nvml import AVERAGE, COUNTER, INSTANT, STUCK_S, USAGE, NvmlMeter, Polled
+from greentrain.power.accelerators import STUCK_S
+from greentrain.power.nvml import AVERAGE, COUNTER, INSTANT, USAGE, NvmlMeter, Polled
 from greentrain.testing.fake_nvml import SONAME, FakeDriver, FakeGpu, NvmlCode, Wave
 from greentrain.types import DeviceKind, PowerMeter, Provenance
 from tests.power.on_fake import ENERGY, Install, only
