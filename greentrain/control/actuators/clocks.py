@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from greentrain.config.schema import ClocksConfig
-from greentrain.control.actuators.driver import GpuKnobs, GpuSetting, Opened, open_gpus, put_right, refusal, strangers
+from greentrain.control.actuators.driver import GpuKnobs, GpuSetting, Opened, open_gpus, unfit
 from greentrain.control.actuators.guardian import Guardian
 from greentrain.policy.action_table import student_t_95
 from greentrain.types import IDLE_PHASES, Phase, Topology
@@ -77,11 +77,6 @@ class ClockLimit(GpuSetting):
     def _level(self) -> float:
         return self._share
 
-    def _failed(self, error: Exception) -> None:
-        left = self._put_back()
-        self._say(f"{refusal('clocks', error)}{'; ' if left else ''}{left}")
-        self._over = True
-
     def _apply(self, share: float) -> bool:
         if not 0.0 <= share <= LOWEST:
             self._say(f"a clock {share:g} below the maximum is outside 0 to {LOWEST:g}")
@@ -118,10 +113,7 @@ class ClockLimit(GpuSetting):
         return not self._was_closed()
 
     def _start(self) -> None:
-        for sentence in put_right(self.guardian.folder, self._opened.nvml):
-            self._say(sentence)
-        own = {gpu.uuid for gpu in self._opened.now_own()}
-        kept = []
+        own, kept = self._repair(), []
         for gpu in self._gpus:
             sign = gpu.clock_setting() if gpu.uuid in own else ""
             if sign:
@@ -132,12 +124,10 @@ class ClockLimit(GpuSetting):
 
     def _leave_strangers(self) -> None:
         for gpu in list(self._gpus):
-            others = strangers(gpu, self._opened.topology.local_world_size)
-            if others:
+            if others := unfit(gpu, self._opened.topology):
                 self._free_one(gpu)
                 self._gpus.remove(gpu)
-                pids = ", ".join(map(str, others))
-                self._say(f"{gpu.label} is left alone: a process that is not of this job computes on it (pid {pids})")
+                self._say(f"{gpu.label} is left alone: {others}")
 
     def _put_back(self) -> str:
         left = ""
@@ -171,21 +161,18 @@ def open_clocks(
         warn: Called with each sentence that the user should read.
         guardian: Guardian shared with :func:`~greentrain.control.actuators.power_cap.open_power_cap`; None: its own.
     """
-    opened = open_gpus((), topology, warn, key="actuators.clocks", what="clocks", guardian=guardian)
-    if opened is None:
-        return None
-    clocks_mhz, signs = {}, []
-    try:
-        for gpu in opened.gpus:
-            sign = gpu.clock_setting()
-            if sign:
-                signs.append(_left_alone(gpu, sign))
-                continue
+    clocks_mhz: dict[str, tuple[int, ...]] = {}
+    signs = []
+
+    def check(gpu: GpuKnobs) -> None:
+        if sign := gpu.clock_setting():
+            signs.append(_left_alone(gpu, sign))
+        else:
             clocks_mhz[gpu.uuid] = gpu.clocks_mhz()
             gpu.may_set()
-    except Exception as error:
-        warn(refusal("clocks", error))
-        opened.close()
+
+    opened = open_gpus((), topology, warn, key="actuators.clocks", what="clocks", guardian=guardian, check=check)
+    if opened is None:
         return None
     if signs:
         warn("; ".join(signs))

@@ -29,7 +29,7 @@ from greentrain.control.actuators import guardian_main
 from greentrain.control.actuators.guardian import Guardian, Refused
 from greentrain.errors import ConfigError, MeterError, MissingExtraError
 from greentrain.power.accelerators import words
-from greentrain.power.claims import ENV_DIR, FIRST_PID_NAMESPACE, claims_dir, used_by_torch
+from greentrain.power.claims import ENV_DIR, claims_dir, in_container, used_by_torch
 from greentrain.power.daemon_client import DaemonClient, DaemonError, find_daemon
 from greentrain.power.nvml import VARIABLE, NvmlGpu, list_gpus, open_nvml, visible_devices
 from greentrain.types import Topology
@@ -320,7 +320,7 @@ def choose(
     own = [gpu for gpu in own_of(visible, topology) if not named or gpu.uuid in named]
     usable, left = [], []
     for gpu in own:
-        reason = _unfit(gpu, topology)
+        reason = unfit(gpu, topology)
         if reason:
             left.append(f"{gpu.label} is left alone: {reason}")
         else:
@@ -361,7 +361,13 @@ def strangers(gpu: GpuKnobs, ranks: int = 1) -> Sequence[int]:
     return [*known, *(unknown if translated or len(unknown) > ranks else ())]
 
 
-def _unfit(gpu: GpuKnobs, topology: Topology) -> str:
+def unfit(gpu: GpuKnobs, topology: Topology) -> str:
+    """Return why a GPU must not be changed, in words; empty if it may.
+
+    Args:
+        gpu: The GPU.
+        topology: Place of this process among the ranks.
+    """
     if gpu.slices:
         return "MIG is on and its settings are those of the whole card, of other slices too"
     others = strangers(gpu, topology.local_world_size)
@@ -372,7 +378,7 @@ def _unfit(gpu: GpuKnobs, topology: Topology) -> str:
 
 def _of_this_job(pid: int) -> bool:
     own = os.getpid()
-    if pid == own or _in_container():
+    if pid == own or in_container():
         return True
     try:
         if os.getsid(pid) == os.getsid(0):
@@ -386,13 +392,6 @@ def _of_this_job(pid: int) -> bool:
     return pid in ancestors or own in theirs or siblings
 
 
-def _in_container() -> bool:
-    try:
-        return os.stat("/proc/self/ns/pid").st_ino != FIRST_PID_NAMESPACE
-    except OSError:
-        return False
-
-
 def writable(folder: Path) -> str:
     """Return why records cannot be kept in a folder; empty if they can."""
     try:
@@ -402,47 +401,31 @@ def writable(folder: Path) -> str:
     return "" if os.access(folder, os.W_OK) else f"cannot write {folder}"
 
 
-Warn = Callable[[str], None]
-
-
+@dataclass(slots=True, kw_only=True)
 class Opened:
-    """NVML, the GPUs that may be changed, and a part in the guardian.
+    """NVML, the GPUs that may be changed, and a part in the guardian."""
 
-    Args:
-        nvml: The initialised bindings; released by :meth:`close`.
-        gpus: GPUs that may be changed.
-        visible: All that the process sees.
-        topology: Place of the process among the ranks.
-        guardian: Joined here, left by :meth:`close`.
-        named: True where the configuration names the GPUs.
-    """
+    nvml: Any
+    """The initialised bindings; released by :meth:`close`."""
+    gpus: Sequence[GpuKnobs]
+    """Those that may be changed."""
+    visible: Sequence[GpuKnobs]
+    """All that the process sees."""
+    topology: Topology
+    guardian: Guardian
+    """Joined here, left by :meth:`close`."""
+    named: bool
+    """Whether the configuration names the GPUs."""
+    closed: bool = False
+    """True once :meth:`close` was called."""
 
-    def __init__(
-        self,
-        nvml: Any,
-        gpus: Sequence[GpuKnobs],
-        visible: Sequence[GpuKnobs],
-        topology: Topology,
-        guardian: Guardian,
-        *,
-        named: bool,
-    ) -> None:
-        self.nvml = nvml
-        self.gpus = gpus
-        self.topology = topology
-        self.guardian = guardian
-        self._visible = visible
-        self._named = named
-        self.closed = False
-        """True once :meth:`close` was called."""
-        guardian.join()
+    def __post_init__(self) -> None:
+        self.guardian.join()
 
-    def now_own(self) -> Sequence[GpuKnobs]:
-        """Return those of the GPUs that the process trains on, as is known by now."""
-        if self._named:
-            return self.gpus
-        own = {gpu.uuid for gpu in own_of(self._visible, self.topology)}
-        return [gpu for gpu in self.gpus if gpu.uuid in own]
+    def now_own(self) -> set[str]:
+        """Return the UUIDs of those of the GPUs that the process trains on, as is known by now."""
+        own = self.gpus if self.named else own_of(self.visible, self.topology)
+        return {gpu.uuid for gpu in own}
 
     def close(self) -> None:
         """Leave the guardian and release NVML. Idempotent; never raises."""
@@ -461,6 +444,7 @@ def open_gpus(
     key: str,
     what: str,
     guardian: Guardian | None,
+    check: Callable[[GpuKnobs], object],
 ) -> Opened | None:
     """Return the GPUs that may be changed; None, and one sentence to ``warn``, where there are none.
 
@@ -471,9 +455,10 @@ def open_gpus(
         key: Configuration key of ``named``.
         what: ``power limits`` or ``clocks``, for the sentences.
         guardian: Guardian to take part in; None: a new one.
+        check: Raises where a GPU does not do what is asked for, or this process may not change it.
 
     Raises:
-        ConfigError: A named GPU is not visible to this process.
+        ConfigError: A named GPU is not visible to this process, or ``check`` says so.
     """
     try:
         nvml = open_driver()
@@ -507,7 +492,14 @@ def open_gpus(
         if left:
             warn("; ".join(left))
         _ask_daemon(nvml, free, guardian)
-        opened = Opened(nvml, free, chosen.visible, topology, guardian, named=bool(named))
+        opened = Opened(
+            nvml=nvml,
+            gpus=free,
+            visible=chosen.visible,
+            topology=topology,
+            guardian=guardian,
+            named=bool(named),
+        )
     except nvml.NVMLError as error:
         warn(f"{what} are left alone: NVML cannot list the GPUs ({error})")
         return None
@@ -524,6 +516,15 @@ def open_gpus(
         hasattr(nvml.nvmlLib, name) for name in ("fake_nvml_configure", "fake_configure")
     ):  # of greentrain.testing.fake_nvml
         warn_experimental("changing power limits and clocks of GPUs", "it ran on a fake driver, never on a card")
+    try:
+        for gpu in free:
+            check(gpu)
+    except Exception as error:
+        opened.close()
+        if isinstance(error, ConfigError):
+            raise
+        warn(refusal(what, error))
+        return None
     return opened
 
 
@@ -725,9 +726,17 @@ class GpuSetting(ABC):
             )
             return False
 
-    @abstractmethod
     def _failed(self, error: Exception) -> None:
         """Put back what can be after a change that went wrong, and say why."""
+        left = self._put_back()
+        self._say(f"{refusal(self.what, error)}{'; ' if left else ''}{left}")
+        self._over = True
+
+    def _repair(self) -> set[str]:
+        """Put right what dead jobs have left, just before the first change; return the UUIDs of this process's GPUs."""
+        for sentence in put_right(self.guardian.folder, self._opened.nvml):
+            self._say(sentence)
+        return self._opened.now_own()
 
     @abstractmethod
     def _level(self) -> float:

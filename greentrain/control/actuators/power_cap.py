@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from greentrain.config.schema import PowerCapConfig
-from greentrain.control.actuators import driver, guardian_main
+from greentrain.control.actuators import guardian_main
 from greentrain.control.actuators.driver import (
     GpuKnobs,
     GpuSetting,
@@ -27,8 +27,8 @@ from greentrain.control.actuators.driver import (
     kind_of,
     open_driver,
     open_gpus,
-    put_right,
     refusal,
+    unfit,
     writable,
 )
 from greentrain.control.actuators.guardian import Guardian
@@ -186,7 +186,7 @@ class PowerCap(GpuSetting):
             return
         left = self._put_back()
         self._say(f"power limits cannot be set ({error}); {left or 'they are as they were found'}")
-        self._over = _is_final(error)
+        self._over = kind_of(error) in ("GpuIsLost", "NoPermission", "NotSupported")
 
     def _apply(self, fraction: float, at_once: bool) -> bool:
         if not self._started:
@@ -214,10 +214,8 @@ class PowerCap(GpuSetting):
 
     def _start(self) -> None:
         """Look again just before the first change: training runs now, and shows which GPUs it uses."""
-        own = {knobs.uuid for knobs in self._opened.now_own()}
+        own = self._repair()
         self._cards = [card for card in self._cards if card.knobs.uuid in own]
-        for sentence in put_right(self.guardian.folder, self._opened.nvml):
-            self._say(sentence)
         for card in self._cards:
             card.range = card.knobs.limits()
         self._started = True
@@ -238,14 +236,10 @@ class PowerCap(GpuSetting):
                     f" {card.range.found_mw / 1000:g} W that were found nor"
                     f" {expected_mw / 1000:g} W: somebody else sets it, so it stays and GreenTrain sets none any more"
                 )
-            others = driver.strangers(card.knobs, self._opened.topology.local_world_size)
-            if others:
+            if others := unfit(card.knobs, self._opened.topology):
                 self._restore(card)
                 self._cards.remove(card)
-                self._say(
-                    f"{card.knobs.label} is left alone from now on: a process that is not of this job computes on it"
-                    f" (pid {', '.join(map(str, others))})"
-                )
+                self._say(f"{card.knobs.label} is left alone from now on: {others}")
         self._over = not self._cards
 
     def _set(self, card: CappedGpu, fraction: float) -> None:
@@ -355,18 +349,14 @@ def open_power_cap(
     Raises:
         ConfigError: A device is not visible to this process, or no fraction is in the range of its cards.
     """
-    opened = open_gpus(
-        config.devices, topology, warn, key="actuators.power_cap.devices", what="power limits", guardian=guardian
-    )
+
+    def check(knobs: GpuKnobs) -> None:
+        knobs.limits()
+        knobs.try_limit()
+
+    key, what = "actuators.power_cap.devices", "power limits"
+    opened = open_gpus(config.devices, topology, warn, key=key, what=what, guardian=guardian, check=check)
     if opened is None:
-        return None
-    try:
-        for knobs in opened.gpus:
-            knobs.limits()
-            knobs.try_limit()
-    except Exception as error:
-        warn(refusal("power limits", error))
-        opened.close()
         return None
     try:
         cards = [CappedGpu(knobs) for knobs in opened.gpus]
@@ -395,10 +385,6 @@ def _possible(wanted: Sequence[float], cards: Sequence[CappedGpu], warn: Callabl
         )
     warn(f"power limits of {', '.join(left)} of the limit found are left out, as the card has none so low ({ranges})")
     return possible
-
-
-def _is_final(error: Exception) -> bool:
-    return kind_of(error) in ("GpuIsLost", "NoPermission", "NotSupported")
 
 
 def survey_caps(folder: Path | None = None) -> Sequence[str]:

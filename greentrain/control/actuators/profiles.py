@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from greentrain.config.schema import POWER_PROFILES, ActuatorsConfig
-from greentrain.control.actuators.driver import GpuSetting, Opened, open_gpus, refusal
+from greentrain.control.actuators.driver import GpuKnobs, GpuSetting, Opened, open_gpus
 from greentrain.control.actuators.guardian import Guardian
 from greentrain.errors import ConfigError
 from greentrain.types import Topology
@@ -60,11 +60,6 @@ class Profiles(GpuSetting):
     def _level(self) -> float:
         return float(bool(self._found or self._locked))
 
-    def _failed(self, error: Exception) -> None:
-        left = self._put_back()
-        self._say(f"{refusal(WHAT, error)}{'; ' if left else ''}{left}")
-        self._over = True
-
     def _put_back(self) -> str:
         left = ""
         for gpu in self._opened.gpus:
@@ -97,29 +92,20 @@ def open_profiles(
     Raises:
         ConfigError: A GPU has no such profile, or no such memory clock.
     """
-    opened = open_gpus((), topology, warn, key="actuators.power_profiles", what=WHAT, guardian=guardian)
-    if opened is None:
-        return None
-    mask = sum(1 << POWER_PROFILES[name] for name in config.power_profiles) if config.power_profiles else None
-    try:
-        for gpu in opened.gpus:
-            offered = gpu.profiles(offered=True) if mask is not None else 0
-            if mask is not None and mask & ~offered:
-                known = ", ".join(name for name, bit in POWER_PROFILES.items() if offered >> bit & 1)
-                raise ConfigError(
-                    f"actuators.power_profiles is {list(config.power_profiles or ())};"
-                    f" {gpu.label} has {known or 'none'}"
-                )
-            clocks = gpu.memory_clocks_mhz() if config.memory_mhz is not None else ()
-            if config.memory_mhz is not None and config.memory_mhz not in clocks:
-                known = ", ".join(map(str, clocks))
-                raise ConfigError(f"actuators.memory_mhz is {config.memory_mhz}; {gpu.label} has {known or 'none'}")
-            gpu.may_set()
-    except ConfigError:
-        opened.close()
-        raise
-    except Exception as error:
-        warn(refusal(WHAT, error))
-        opened.close()
-        return None
-    return Profiles(opened, mask, config.memory_mhz, warn=warn)
+    asked, memory_mhz = config.power_profiles, config.memory_mhz
+    mask = sum(1 << POWER_PROFILES[name] for name in asked) if asked else None
+
+    def check(gpu: GpuKnobs) -> None:
+        offered = gpu.profiles(offered=True) if mask is not None else 0
+        if mask is not None and mask & ~offered:
+            known = ", ".join(name for name, bit in POWER_PROFILES.items() if offered >> bit & 1)
+            raise ConfigError(f"actuators.power_profiles is {list(asked or ())}; {gpu.label} has {known or 'none'}")
+        clocks = gpu.memory_clocks_mhz() if memory_mhz is not None else ()
+        if memory_mhz is not None and memory_mhz not in clocks:
+            known = ", ".join(map(str, clocks))
+            raise ConfigError(f"actuators.memory_mhz is {memory_mhz}; {gpu.label} has {known or 'none'}")
+        gpu.may_set()
+
+    key = "actuators.power_profiles"
+    opened = open_gpus((), topology, warn, key=key, what=WHAT, guardian=guardian, check=check)
+    return None if opened is None else Profiles(opened, mask, memory_mhz, warn=warn)

@@ -9,10 +9,10 @@ import pynvml
 import pytest
 
 from greentrain.config.schema import PowerCapConfig
-from greentrain.control.actuators import driver as own_gpus
 from greentrain.control.actuators.driver import choose, strangers
 from greentrain.control.actuators.power_cap import open_power_cap
 from greentrain.errors import ConfigError
+from greentrain.power import claims
 from greentrain.testing.fake_nvml import FakeGpu, NvmlCode
 from greentrain.types import Topology
 from tests.control.actuators.on_fake import ADMIN_W, Node, Said, capping
@@ -144,7 +144,7 @@ def test_who_is_of_this_job(node: Node, stranger: int, monkeypatch: pytest.Monke
         assert list(strangers(gpu)) == []
         driver.update(0, pids=[child.pid, stranger])
         assert list(strangers(gpu)) == [stranger]
-        monkeypatch.setattr(own_gpus, "FIRST_PID_NAMESPACE", 1)
+        monkeypatch.setattr(claims, "FIRST_PID_NAMESPACE", 1)
         assert list(strangers(gpu)) == [], "in a container, whoever is seen is of the job"
         child.communicate(b"\n")
     pynvml.nvmlShutdown()
