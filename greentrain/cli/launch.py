@@ -148,7 +148,7 @@ def launch(
             stack.callback(window.close)
             if start == "green" and not window.knows and supervisor.state.attempt == 0:
                 raise ConfigError(f"--start green needs to know what the job's steps bring and cost: {REMEDY}")
-            supervisor.window = window
+            supervisor.opens = window.opens
         _introduce(supervisor.state, [*command.words], held.path)
         code = supervisor.run()
         table = timeline.table(timeline.read(held.path))

@@ -21,6 +21,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from greentrain.utils.files import replace_file
+
 EXIT_REQUEUE: Final = 75
 """Exit code of a process that has written a checkpoint and is to be started again: EX_TEMPFAIL of sysexits.h."""
 ENV_DIR: Final = "GREENTRAIN_LAUNCH_DIR"
@@ -128,12 +130,7 @@ class LauncherFiles:
             OSError: The folder cannot be written.
         """
         path = self.folder / f"{type(word).__name__.lower()}.json"
-        part = path.with_suffix(f".{os.getpid()}.tmp")
-        with part.open("w", encoding="utf-8") as file:
-            json.dump(asdict(word), file)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
+        replace_file(path, json.dumps(asdict(word)).encode(), durable=True)
 
     def mark(self, what: str, attempt: int, **more: Any) -> None:
         """Note a moment of a resize in ``timeline.jsonl``. Never raises.

@@ -6,6 +6,7 @@ being written when its process was killed lacks one of these.
 
 import contextlib
 import json
+import re
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -87,13 +88,8 @@ def _candidates(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def _is_checkpoint_folder(path: Path) -> bool:
-    name = path.name
-    head, _, tail = name.rpartition("-")
-    numbered = head in ("checkpoint", "step", "epoch", "global_step") and tail.isdigit()
-    other, _, count = name.rpartition("_")
     return (
-        numbered
-        or (other in ("checkpoint", "step", "epoch") and count.isdigit())
+        re.fullmatch(r"(checkpoint|step|epoch)[-_]\d+|global_step-\d+", path.name) is not None
         or path.suffix == ".ckpt"
         or any(any(path.glob(of)) for of in (".metadata", "*.distcp", "trainer_state.json", "random_states_*.pkl"))
     )
@@ -173,5 +169,4 @@ def _time(path: Path) -> float:
 
 def _step(path: Path) -> int:
     """Return the last number in a name, to order what was written at the same time."""
-    digits = "".join(char if char.isdigit() else " " for char in path.stem).split()
-    return int(digits[-1]) if digits else -1
+    return int((re.findall(r"\d+", path.stem) or [-1])[-1])

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 from greentrain.config.schema import GreenConfig
@@ -25,6 +25,7 @@ from greentrain.control.launch.runners import STOP, SignalQueue
 from greentrain.control.launch.start_window import REMEDY, GreenWindow
 from greentrain.control.launcher_protocol import LauncherFiles
 from greentrain.errors import ConfigError, GreenTrainError
+from greentrain.utils.files import replace_file
 from greentrain.utils.imports import try_import
 from greentrain.utils.never_raise import warn_experimental
 
@@ -317,13 +318,6 @@ PODS_FILE: Final = "pods"
 """File in the shared folder that tells the pods how many they are: a pod's environment cannot."""
 
 
-class Wanted(Protocol):
-    """Says what a plan wants."""
-
-    def wanted(self, now_unix_s: float) -> tuple[bool, int, float]:
-        """Return whether the job is to run now, on how many ranks, and when to ask again (s since the epoch)."""
-
-
 class KubernetesControl:
     """Follows a plan with one Job, until the Job has ended.
 
@@ -331,7 +325,7 @@ class KubernetesControl:
 
     Args:
         job: The Job.
-        wanted: The plan.
+        wanted: Returns what the plan wants, as :meth:`PlanWanted.wanted` does.
         tell: Shows a line to people.
         folder: Shared with the pods, for PODS_FILE; None: the width does not change.
         wait: Waits so many seconds; returns True where somebody wants the loop to end.
@@ -341,7 +335,7 @@ class KubernetesControl:
     def __init__(
         self,
         job: KubernetesJob,
-        wanted: Wanted,
+        wanted: Callable[[float], tuple[bool, int, float]],
         *,
         tell: Callable[[str], None],
         folder: Path | None,
@@ -385,7 +379,7 @@ class KubernetesControl:
             self._tell_new(f"the Job has ended: {view.outcome}")
             return (0 if view.outcome == "Complete" else 1), 0.0
         now_s = self._clock()
-        on, ranks, next_s = self._wanted.wanted(now_s)
+        on, ranks, next_s = self._wanted(now_s)
         pods, why_not = self._pods(view, ranks)
         if why_not and on:
             self._tell_new(f"the plan wants {ranks} ranks, but the Job keeps its {view.width} pods: {why_not}")
@@ -421,10 +415,8 @@ class KubernetesControl:
     def _note_pods(self, pods: int) -> None:
         if self._folder is None:
             return
-        part = self._folder / f"{PODS_FILE}.tmp"
         try:
-            part.write_text(f"{pods}\n", encoding="utf-8")
-            part.replace(self._folder / PODS_FILE)
+            replace_file(self._folder / PODS_FILE, f"{pods}\n".encode())
         except OSError as error:
             raise KubernetesError(f"{self._folder / PODS_FILE} cannot be written: {error.strerror}") from error
 
@@ -435,7 +427,7 @@ class KubernetesControl:
 
 
 class PlanWanted(GreenWindow):
-    """Says what a plan wants; see :class:`greentrain.control.launch.kubernetes.Wanted`.
+    """Says what a plan wants.
 
     Args:
         tokens_done: Returns the tokens in the newest checkpoint.
@@ -463,7 +455,10 @@ class PlanWanted(GreenWindow):
             raise ConfigError(f"the plan of a Job needs a table of actions before the Job has run: {REMEDY}")
 
     def wanted(self, now_unix_s: float) -> tuple[bool, int, float]:
-        """Return the plan's choice for now, and when it decides again (s since the epoch). Never raises."""
+        """Return whether the job is to run now, on how many ranks, and when to ask again (s since the epoch).
+
+        Never raises.
+        """
         assert self._planner is not None
         if now_unix_s < self._wants[2]:  # a Job is looked at more often, and each change ends all its pods
             return self._wants
@@ -531,4 +526,4 @@ def run_kubernetes(
                     return False
 
         shared = None if folder is None else folder.parent
-        return KubernetesControl(controlled, wanted, tell=tell, folder=shared, wait=wait).run()
+        return KubernetesControl(controlled, wanted.wanted, tell=tell, folder=shared, wait=wait).run()

@@ -11,9 +11,9 @@ import importlib.util
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 ENV: Final = "GREENTRAIN_LAUNCH_PRELOAD"
 """Variable with what to import, for the fork server alone: JSON as of :func:`to_text`."""
@@ -47,13 +47,12 @@ def imports_of(path: Path, more: Sequence[str] = ()) -> list[Import]:
     """
     found: dict[str, set[str]] = {name: set() for name in (*ALWAYS, *more)}
     with contextlib.suppress(OSError, ValueError, SyntaxError):  # the script will say so itself
-        for node in _top_level(ast.parse(path.read_bytes())):
-            names = [alias.name for alias in node.names]
+        for node in ast.parse(path.read_bytes()).body:
             if isinstance(node, ast.Import):
-                for name in names:
-                    found.setdefault(name, set())
-            elif node.module and not node.level:
-                found.setdefault(node.module, set()).update(name for name in names if name != "*")
+                for alias in node.names:
+                    found.setdefault(alias.name, set())
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                found.setdefault(node.module, set()).update(a.name for a in node.names if a.name != "*")
     wanted = [(name, tuple(sorted(taken))) for name, taken in found.items()]
     return [
         (name, taken)
@@ -102,20 +101,11 @@ def load(environ: Mapping[str, str]) -> None:
     torch.set_num_threads(threads)
     sys.path.remove(told["folder"])
     on_gpu = bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
-    _report(Path(told["report"]), {"seconds": seconds, "failed": failed, "touched_gpu": on_gpu})
+    with contextlib.suppress(OSError):
+        report = {"seconds": seconds, "failed": failed, "touched_gpu": on_gpu}
+        Path(told["report"]).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     if on_gpu:
         raise SystemExit(1)
-
-
-def _report(path: Path, data: Mapping[str, Any]) -> None:
-    with contextlib.suppress(OSError):
-        path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-
-
-def _top_level(tree: ast.Module) -> Iterator[ast.Import | ast.ImportFrom]:
-    for node in tree.body:
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            yield node
 
 
 def _is_own(package: str, folder: Path) -> bool:

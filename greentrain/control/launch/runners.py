@@ -15,18 +15,22 @@ import socket
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from greentrain.control.launch import reaper
 from greentrain.control.launch.commands import Command
 from greentrain.control.launch.outcome import Outcome
 from greentrain.control.launcher_protocol import ENV_CHECKPOINT, ENV_DIR
 from greentrain.errors import ConfigError, GreenTrainError
+
+if TYPE_CHECKING:
+    from _typeshed import HasFileno
 
 
 def orphans(folder: str) -> list[int]:
@@ -169,17 +173,19 @@ class ReaperClient:
             elif what == "code":
                 self.code = int(value)
 
-    def signal(self, signum: int) -> None:
-        """Send a signal to the command."""
-        self._say(f"signal {int(signum)}")
+    def forward(self, signum: int) -> None:
+        """Pass a signal on as its sender means it.
 
-    def signal_group(self, signum: int) -> None:
-        """Send a signal to the process group of the command, as a terminal does."""
-        self._say(f"group {int(signum)}")
-
-    def signal_who_heed(self, signum: int) -> None:
-        """Send a signal to all below the reaper that have a handler for it; the others would die of it."""
-        self._say(f"heed {int(signum)}")
+        SIGTERM goes to the command alone, which ends its own processes in its own order: workers of a data loader that
+        get it first would make a training crash that is about to save. SIGINT goes to its process group, as a
+        terminal's does. PASSED_ON goes to all below the reaper that have a handler for it; the others would die of it.
+        """
+        if signum == signal.SIGINT:
+            self._say(f"group {int(signum)}")
+        elif signum in PASSED_ON:
+            self._say(f"heed {int(signum)}")
+        else:
+            self._say(f"signal {int(signal.SIGTERM)}")
 
     def sweep(self, grace_s: float) -> None:
         """End what the command has left behind; ``swept`` when that is done."""
@@ -283,13 +289,6 @@ PASSED_ON: Final = (signal.SIGUSR2, signal.SIGCONT)
 """The training may know what they mean: SIGCONT ends a pause."""
 
 
-class HasFileno(Protocol):
-    """What can be waited for."""
-
-    def fileno(self) -> int:
-        """Return its file descriptor."""
-
-
 class SignalQueue:
     """Collects signals while it is open; in the main thread."""
 
@@ -320,7 +319,7 @@ class SignalQueue:
         """Return the oldest signal that nobody has taken."""
         return self._signals.popleft() if self._signals else None
 
-    def wait(self, timeout_s: float | None, files: Sequence[HasFileno] = ()) -> list[HasFileno]:
+    def wait(self, timeout_s: float | None, files: "Sequence[HasFileno]" = ()) -> "list[HasFileno]":
         """Wait for a signal, or until one of the files can be read.
 
         Args:
@@ -388,9 +387,19 @@ class Guide(Protocol):
         """Note under which reaper the attempt runs."""
 
 
-class AttemptRunner(Protocol):
-    """Runs attempts, one at a time."""
+class AttemptRunner(ABC):
+    """Runs attempts, one at a time.
 
+    Args:
+        command: The command.
+        listen: Whether to remember the last lines of its standard error, which is then a pipe and no terminal.
+    """
+
+    def __init__(self, command: Command, *, listen: bool) -> None:
+        self._command, self._listen = command, listen
+        self._client: ReaperClient | None = None
+
+    @abstractmethod
     def run(self, attempt: Attempt, signals: SignalQueue, guide: Guide) -> Outcome:
         """Run an attempt to its end, when nothing of it is left.
 
@@ -405,32 +414,25 @@ class AttemptRunner(Protocol):
 
     def forward(self, signum: int) -> None:
         """Send a signal to the running attempt."""
+        if self._client is not None:
+            self._client.forward(signum)
 
+    @abstractmethod
     def rest(self) -> None:
         """Give back what is only of use for another attempt soon."""
 
     def close(self) -> None:
         """End everything. Idempotent."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
 
 
-class CommandRunner:
-    """Starts the command anew for each attempt.
-
-    Args:
-        command: The command.
-        listen: Whether to remember the last lines of its standard error, which is then a pipe and no terminal.
-    """
-
-    def __init__(self, command: Command, *, listen: bool) -> None:
-        self._command, self._listen = command, listen
-        self._client: ReaperClient | None = None
+class CommandRunner(AttemptRunner):
+    """Starts the command anew for each attempt."""
 
     def run(self, attempt: Attempt, signals: SignalQueue, guide: Guide) -> Outcome:
-        """Run the command.
-
-        Raises:
-            LaunchError: It cannot be started.
-        """
+        """Run the command."""
         start_s = time.monotonic()
         words = self._command.of(None if attempt.as_typed else attempt.ranks, attempt.checkpoint)
         try:
@@ -442,28 +444,17 @@ class CommandRunner:
             while not client.gone:
                 serve(client, signals, guide)
         finally:
-            client.close()
-            self._client = None
+            self.close()
         if client.failed_errno is not None:
             raise LaunchError(f"cannot start {words[0]!r}: {os.strerror(client.failed_errno)}")
         assert client.code is not None
         return Outcome(code=client.code, last_lines=client.last_lines, lasted_s=time.monotonic() - start_s)
 
-    def forward(self, signum: int) -> None:
-        """Send a signal to the command."""
-        if self._client is not None:
-            forward(self._client, signum)
-
     def rest(self) -> None:
         """Do nothing: nothing is kept."""
 
-    def close(self) -> None:
-        """End the command."""
-        if self._client is not None:
-            self._client.close()
 
-
-class ElasticRunner:
+class ElasticRunner(AttemptRunner):
     """Runs a Python script on several ranks, with an agent that stays for all attempts of the job.
 
     The agent is a process of its own, as it imports torch and as torch's agent wants SIGTERM for itself; the supervisor
@@ -473,7 +464,7 @@ class ElasticRunner:
         command: A script under python or torchrun, on one node.
         preload: Modules that the fork server imports beside those of the script.
         warm: Whether workers are forked; otherwise each one starts and imports anew.
-        listen: Whether to remember the last lines of standard error; see :class:`CommandRunner`.
+        listen: Whether to remember the last lines of standard error; see :class:`AttemptRunner`.
 
     Raises:
         ConfigError: The interpreter of the command has no torch, or not this package.
@@ -481,7 +472,7 @@ class ElasticRunner:
 
     def __init__(self, command: Command, *, preload: Sequence[str] = (), warm: bool = True, listen: bool) -> None:
         assert command.script_at is not None and command.python is not None
-        self._command, self._listen = command, listen
+        super().__init__(command, listen=listen)
         self._python = command.interpreter
         _check_interpreter(self._python)
         self._job = {
@@ -491,16 +482,11 @@ class ElasticRunner:
             "preload": list(preload),
             "warm": warm,
         }
-        self._client: ReaperClient | None = None
         self._line: socket.socket | None = None
         self._text = b""
 
     def run(self, attempt: Attempt, signals: SignalQueue, guide: Guide) -> Outcome:
-        """Run the script on as many ranks as the attempt has.
-
-        Raises:
-            LaunchError: The agent cannot be started.
-        """
+        """Run the script on as many ranks as the attempt has."""
         start_s = time.monotonic()
         if self._client is None:
             self._start(attempt)
@@ -537,11 +523,6 @@ class ElasticRunner:
         lines = client.last_lines or tuple(str(said.get("message", "")).strip().splitlines()[-20:])
         return Outcome(code=int(said["code"]), last_lines=lines, lasted_s=lasted_s)
 
-    def forward(self, signum: int) -> None:
-        """Send a signal to the agent, which passes it on to its workers."""
-        if self._client is not None:
-            forward(self._client, signum)
-
     def rest(self) -> None:
         """End the agent: a job that waits for hours needs no memory."""
         self.close()
@@ -551,9 +532,7 @@ class ElasticRunner:
         if self._line is not None:
             self._line.close()
             self._line = None
-        if self._client is not None:
-            self._client.close()
-            self._client = None
+        super().close()
         self._text = b""
 
     def _start(self, attempt: Attempt) -> None:
@@ -612,8 +591,8 @@ def _check_interpreter(python: Sequence[str]) -> None:
 
 
 def serve(
-    client: ReaperClient, signals: SignalQueue, guide: Guide, files: Sequence[HasFileno] = ()
-) -> Sequence[HasFileno]:
+    client: ReaperClient, signals: SignalQueue, guide: Guide, files: "Sequence[HasFileno]" = ()
+) -> "Sequence[HasFileno]":
     """Wait for the next thing to happen, and do what belongs to it; return which of the files can be read."""
     tee = client.stderr
     listening = [] if tee is None or not tee.open else [tee]
@@ -630,17 +609,3 @@ def serve(
     if guide.kill_s is not None and time.monotonic() >= guide.kill_s:
         client.end(0.0)
     return [file for file in open_files if file in ready]
-
-
-def forward(client: ReaperClient, signum: int) -> None:
-    """Pass a signal on as its sender means it.
-
-    SIGTERM goes to the command alone, which ends its own processes in its own order: workers of a data loader that get
-    it first would make a training crash that is about to save. SIGINT goes to all, as a terminal's does.
-    """
-    if signum == signal.SIGINT:
-        client.signal_group(signum)
-    elif signum in PASSED_ON:
-        client.signal_who_heed(signum)
-    else:
-        client.signal(signal.SIGTERM)

@@ -84,13 +84,6 @@ NOT_STARTED: Final = 127
 """Exit code where the command cannot be started, as of shells."""
 
 
-class StartWindow(Protocol):
-    """Knows when a job should train; see ``greentrain.control.launch.start_window``."""
-
-    def opens(self, unix_s: float, tokens_done: float) -> float | None:
-        """Return when to start, at or after ``unix_s`` (s since the epoch); None: nothing better is known than now."""
-
-
 class Supervisor:
     """Supervises one job.
 
@@ -122,8 +115,8 @@ class Supervisor:
     ) -> None:
         self._command, self._folder, self._runner, self._rules = command, folder, runner, rules
         self._grace_s, self._green_start = grace_s, green_start
-        self.window: StartWindow | None = None
-        """Knows when to train; None: at once."""
+        self.opens: Callable[[float, float], float | None] | None = None
+        """Returns when to start, at or after a time (s since the epoch), with so many tokens done; None: at once."""
         self._make_waiting, self._tell = waiting, tell
         self._handover = LauncherFiles(folder.path)
         self._state = self._load()
@@ -180,8 +173,8 @@ class Supervisor:
         while True:
             now_s = time.time()
             until_s = self._state.not_before_unix_s or now_s
-            if until_s <= now_s and self.window is not None and (self._green_start or not first):
-                until_s = self.window.opens(now_s, self._tokens_done()) or now_s
+            if until_s <= now_s and self.opens is not None and (self._green_start or not first):
+                until_s = self.opens(now_s, self._tokens_done()) or now_s
             wait_s = max(0.0, until_s - now_s)
             if wait_s > TOO_SHORT_S:
                 self._save(phase="waiting", not_before_unix_s=until_s)
@@ -200,7 +193,7 @@ class Supervisor:
             code = self._take_signals(signals)
             if code is not None:
                 return code
-            if not later or (time.time() >= until_s and self.window is None):
+            if not later or (time.time() >= until_s and self.opens is None):
                 return None
 
     def _take_signals(self, signals: SignalQueue) -> int | None:

@@ -110,7 +110,7 @@ class Wishes:
 
 def follow(server: FakeKubernetes, wishes: Wishes, folder: Path | None, said: list[str] | None = None) -> int:
     said = [] if said is None else said
-    return KubernetesControl(connect(server), wishes, tell=said.append, folder=folder, wait=wishes.wait).run()
+    return KubernetesControl(connect(server), wishes.wanted, tell=said.append, folder=folder, wait=wishes.wait).run()
 
 
 def test_a_job_is_suspended_and_resumed_by_the_plan(served: list[FakeKubernetes], tmp_path: Path) -> None:
@@ -651,7 +651,9 @@ class Steps:
 
     def follow(self, played: Any, folder: Path | None, said: list[str] | None = None) -> int:
         said = [] if said is None else said
-        control = KubernetesControl(played, self, tell=said.append, folder=folder, wait=self.wait, clock=lambda: self.s)
+        control = KubernetesControl(
+            played, self.wanted, tell=said.append, folder=folder, wait=self.wait, clock=lambda: self.s
+        )
         return control.run()
 
 

@@ -29,7 +29,6 @@ from greentrain.control.launch.runners import (
     ReaperClient,
     SignalQueue,
     end_orphans,
-    forward,
     orphans,
     serve,
 )
@@ -200,14 +199,14 @@ def test_what_the_reaper_says_is_put_together_from_its_parts(keepers: list[Keepe
 def test_what_the_launcher_says_to_the_reaper(keepers: list[Keeper]) -> None:
     client = ReaperClient(["train"], {})
     client.swept = True
-    client.signal(signal.SIGTERM)
-    client.signal_group(signal.SIGINT)
-    client.signal_who_heed(signal.SIGUSR2)
+    client.forward(signal.SIGTERM)
+    client.forward(signal.SIGINT)
+    client.forward(signal.SIGUSR2)
     client.sweep(2.5)
     client.end(0.0)
     assert keepers[0].heard() == ["signal 15", "group 2", "heed 12", "sweep 2.5", "end 0"] and client.swept is False
     keepers[0].end()
-    client.signal(signal.SIGTERM)  # nobody hears it
+    client.forward(signal.SIGTERM)  # nobody hears it
     client.close()
 
 
@@ -357,7 +356,7 @@ def test_after_the_grace_everything_is_ended(keepers: list[Keeper], monkeypatch:
 )
 def test_a_signal_is_passed_on_as_its_sender_means_it(keepers: list[Keeper], signum: int, word: str) -> None:
     client = ReaperClient(["train"], {})
-    forward(client, signum)
+    client.forward(signum)
     assert keepers[0].heard() == [word]
     keepers[0].end("code 0")
     client.close()

@@ -15,7 +15,7 @@ from greentrain.control import launcher_protocol
 from greentrain.control.launch import reaper, supervisor
 from greentrain.control.launch.commands import Command
 from greentrain.control.launch.outcome import LEAVES, JobFolder, JobState, Outcome, RetryRules
-from greentrain.control.launch.runners import Attempt, Guide, LaunchError, SignalQueue
+from greentrain.control.launch.runners import Attempt, AttemptRunner, Guide, LaunchError, SignalQueue
 from greentrain.control.launch.supervisor import NOT_STARTED, REST_S, TOO_SHORT_S, LocalWaiting, Supervisor
 from greentrain.control.launcher_protocol import (
     ENV_CHECKPOINT,
@@ -48,7 +48,7 @@ class Clock:
         return self.s - NOW_S
 
 
-class Job:
+class Job(AttemptRunner):
     """A supervised job whose attempts are functions of a test.
 
     Each is called with this job and its attempt, and returns an exit code or an outcome; without one it ends well.
@@ -125,7 +125,7 @@ class Job:
                 rules or RetryRules(min_ranks=1, max_ranks=1, back_off_s=8.0),
                 **{"tell": self.said.append, **more},
             )
-            self.supervisor, found.window = found, window
+            self.supervisor, found.opens = found, window and window.opens
             return found.run()
         finally:
             folder.close()
