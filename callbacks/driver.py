@@ -333,7 +333,7 @@ class Driver:
             call()
 
         disable: Any = torch.compiler.disable
-        self.undo(register(disable(hooked)).remove)
+        self._undo.append(register(disable(hooked)).remove)
 
     def wrap(self, owner: Any, method: str, phase: Phase, then: Callable[[], None]) -> None:
         """Spend a method of an object in a phase, where its framework has no hook for it.
@@ -359,7 +359,7 @@ class Driver:
         """Put a function in place of a method of one object, until ``release``."""
         before = vars(owner).get(method)
         setattr(owner, method, function)
-        self.undo(lambda: vars(owner).pop(method, None) if before is None else setattr(owner, method, before))
+        self._undo.append(lambda: vars(owner).pop(method, None) if before is None else setattr(owner, method, before))
 
     @contextlib.contextmanager
     def nested(self, phase: Phase) -> Iterator[None]:
@@ -379,10 +379,6 @@ class Driver:
                 yield
         finally:
             self._alone -= 1
-
-    def undo(self, action: Callable[[], None]) -> None:
-        """Remember how to take off a hook."""
-        self._undo.append(action)
 
     @never_raises
     def load(self, state: Mapping[str, Any], rank: int) -> None:
@@ -425,8 +421,4 @@ class Driver:
             self.owned = False
             self._place = self._place if reason == "finished" else None
             self.session.close(reason)
-            self._say_where()
-
-    @never_raises
-    def _say_where(self) -> None:
-        name_report(self.session.report_path)
+            name_report(self.session.report_path)

@@ -87,9 +87,6 @@ class GreenCallback(Callback):
 
         self._driver.replace(module, "configure_model", configured)
 
-    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._start(trainer, pl_module)
-
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._start(trainer, pl_module)
         self._bind(trainer)
@@ -111,6 +108,8 @@ class GreenCallback(Callback):
             model=pl_module,
             training=self._fitting,
         )
+
+    on_sanity_check_start = _start
 
     def _bind(self, trainer: Trainer) -> None:
         gears = self.session.gears

@@ -1,32 +1,5 @@
 """The one schema of green.yaml: loading and checking it, its JSON Schema and its reference page."""
 
-from greentrain.config.schema import BACKENDS as BACKENDS
-from greentrain.config.schema import BUDGET_ACTIONS as BUDGET_ACTIONS
-from greentrain.config.schema import CPU_SCOPES as CPU_SCOPES
-from greentrain.config.schema import DECAYS as DECAYS
-from greentrain.config.schema import DEFAULT_PORT as DEFAULT_PORT
-from greentrain.config.schema import GAMMAS as GAMMAS
-from greentrain.config.schema import GEARS as GEARS
-from greentrain.config.schema import HIGHEST_PORT as HIGHEST_PORT
-from greentrain.config.schema import LIVE_SIGNALS as LIVE_SIGNALS
-from greentrain.config.schema import METERS as METERS
-from greentrain.config.schema import OBJECTIVES as OBJECTIVES
-from greentrain.config.schema import POLICIES as POLICIES
-from greentrain.config.schema import SCALINGS as SCALINGS
-from greentrain.config.schema import SCHEDULERS as SCHEDULERS
-from greentrain.config.schema import SIGNALS as SIGNALS
-from greentrain.config.schema import SWITCHING as SWITCHING
-from greentrain.config.schema import WORLD as WORLD
-from greentrain.config.schema import ActuatorsConfig as ActuatorsConfig
 from greentrain.config.schema import CarbonConfig as CarbonConfig
-from greentrain.config.schema import ClocksConfig as ClocksConfig
-from greentrain.config.schema import ExportConfig as ExportConfig
 from greentrain.config.schema import GreenConfig as GreenConfig
-from greentrain.config.schema import OtelConfig as OtelConfig
-from greentrain.config.schema import PolicyConfig as PolicyConfig
-from greentrain.config.schema import PowerCapConfig as PowerCapConfig
-from greentrain.config.schema import PowerConfig as PowerConfig
 from greentrain.config.schema import PrecisionConfig as PrecisionConfig
-from greentrain.config.schema import PrometheusConfig as PrometheusConfig
-from greentrain.config.schema import RunConfig as RunConfig
-from greentrain.config.schema import WidthConfig as WidthConfig

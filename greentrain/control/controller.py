@@ -61,7 +61,8 @@ class GpuLimits:
     ) -> None:
         self.power_cap = power_cap
         """The power limits; None: they are left alone, or there is no right to change them."""
-        self._clocks, self._stall, self._profiles = clocks, stall, profiles
+        self._clocks, self._stall = clocks, stall
+        self._hands = [hand for hand in (clocks, power_cap, profiles) if hand is not None]
         self._seen: LedgerEntry | None = None
         self._changed = False
 
@@ -78,7 +79,6 @@ class GpuLimits:
             ConfigError: A device is not this process's, or a limit is out of its range.
         """
         from greentrain.control.actuators import clocks, driver, guardian, power_cap, profiles
-        from greentrain.control.actuators import clocks as stall
 
         for sentence in driver.repair():
             warn(sentence)
@@ -99,7 +99,7 @@ class GpuLimits:
             cap = power_cap.open_power_cap(caps, topology, warn, guardian=one)
         if config.clocks is not None:
             limit = clocks.open_clocks(config.clocks, topology, warn, guardian=one)
-            control = stall.StallControl(config.clocks)
+            control = clocks.StallControl(config.clocks)
         held = profiles.open_profiles(config, topology, warn, guardian=one) if asks else None
         if held is not None:
             held.apply()
@@ -165,15 +165,13 @@ class GpuLimits:
 
     def tell(self, mark: Callable[[str, str], object]) -> None:
         """Let every change be marked: ``cap`` or ``clock``, and what it is from then on."""
-        for hand in (self._clocks, self.power_cap, self._profiles):
-            if hand is not None:
-                hand.mark = mark
+        for hand in self._hands:
+            hand.mark = mark
 
     def close(self) -> None:
         """Put everything back as it was found. Idempotent; never raises."""
-        for hand in (self._clocks, self.power_cap, self._profiles):
-            if hand is not None:
-                hand.close()
+        for hand in self._hands:
+            hand.close()
 
 
 FIRST_READING_S: Final = 1.0
@@ -512,12 +510,8 @@ class Controller:
             self._declared = declared(config.policy.actions)
         self.gpu_limits = GpuLimits()
         """Power limits and clocks, from start to end of a run."""
-        self._profiling = ProfilingSession(config, host, gears=self._named_gears, plan_with=self._plan_with)
-
-    @property
-    def action_table(self) -> ActionTable | None:
-        """What :meth:`profile_gears` has measured; None before."""
-        return self._profiling.table
+        self.profiling = ProfilingSession(config, host, gears=self._named_gears, plan_with=self._plan_with)
+        """What measures gears and power limits."""
 
     @property
     def gears(self) -> "Gears | None":
@@ -567,7 +561,7 @@ class Controller:
                 run, self.gpu_limits, extra=demand.dir, pauses=self._plans and self._config.actuators.pause
             )
         )
-        self._profiling.started(self.gpu_limits)
+        self.profiling.started(self.gpu_limits)
         launcher = self._who_launched()
         if launcher is not None:
             self._open_preemption(launcher, run)
@@ -594,14 +588,14 @@ class Controller:
             never_raises(self._schedule.close)()
         if self.preemption is not None:
             never_raises(self.preemption.close)()
-        never_raises(self._profiling.closed)()
+        never_raises(self.profiling.closed)()
         if self._gears is not None:
             self._gears.detach()
         never_raises(self.gpu_limits.close)()
 
     def each_second(self, run: ActiveRun) -> None:
         """Look for a launcher's notice, and let clocks follow the books; called by the thread that books."""
-        changed = self.gpu_limits.look(run.last_entry, profiling=self._profiling.running is not None)
+        changed = self.gpu_limits.look(run.last_entry, profiling=self.profiling.running is not None)
         if changed is not None:
             run.event("clock", changed)
         if self.preemption is not None:
@@ -660,13 +654,13 @@ class Controller:
             self._uncounted = NO_COUNTS
         self.steps += 1
         self._tokens += (tokens or samples) * self._ranks
-        if self._profiling.running is not None:
-            self._profiling.running.step(tokens, samples)
+        if self.profiling.running is not None:
+            self.profiling.running.step(tokens, samples)
         if self.preemption is not None:
             self._follow_launcher(self.preemption)
         if self._plans:
             self._plan(tokens, samples)
-        self._profiling.stepped()
+        self.profiling.stepped()
         if self._config.policy.budget_g is not None:
             self._watch_budget(tokens, samples)
 
@@ -685,7 +679,7 @@ class Controller:
             named = tuple(Gear(name) for name in self._config.precision.gears)
             self._budget = BudgetWatch(self._config.policy, run, named, self._budget_events)
         gear = None if gears is None else gears.box.gear
-        self._budget.stepped(self._tokens, gear, self._declared or self.action_table)
+        self._budget.stepped(self._tokens, gear, self._declared or self.profiling.table)
         if gears is not None:
             gears.barred = self._budget.vetoes
 
@@ -704,7 +698,7 @@ class Controller:
                 price=self._price,
                 host=self._host,
                 actors=self,
-                declared=self._declared or self.action_table,
+                declared=self._declared or self.profiling.table,
                 state=self._saved,
                 tokens=self._tokens - (tokens or samples) * self._ranks,
             )
@@ -751,17 +745,6 @@ class Controller:
         if self.gears is not None:
             self.gears.prewarm(run)
 
-    def profile_gears(
-        self, step: Callable[[], int | None] | None, *, refresh: bool, max_steps: int
-    ) -> ActionTable | None:
-        """Measure what every gear costs; see ``GreenSession.profile_gears``.
-
-        Raises:
-            ConfigError: The steps are too few.
-            SessionError: No run, no gears or no model.
-        """
-        return self._profiling.profile(step, refresh=refresh, max_steps=max_steps)
-
     # -- what the plan acts through: interfaces.Actors ---------------------------------------------------------
 
     def follow(self, action: Action, reason: str) -> None:
@@ -792,12 +775,12 @@ class Controller:
 
     def measure(self, steps: float) -> None:
         """Measure every gear in the coming steps, for the plan of a job of so many steps."""
-        self._profiling.want(rounds=FEW_ROUNDS if steps < SHORT_JOB else None)
+        self.profiling.want(rounds=FEW_ROUNDS if steps < SHORT_JOB else None)
 
     @property
     def measuring(self) -> bool:
         """Whether gears are being measured in this step."""
-        return self._profiling.running is not None
+        return self.profiling.running is not None
 
     # -- metrics and checkpoints -------------------------------------------------------------------------------
 

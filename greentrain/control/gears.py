@@ -72,7 +72,24 @@ class GearLoop:
         return Decision(gear=allowed[0], reason=why) if allowed else wanted
 
 
-class StaticPolicy:
+class ScriptedPolicy:
+    """Gears by a schedule.
+
+    Args:
+        schedule: Pairs of an optimizer step, counted from 0 and increasing, and the gear from there on.
+        reason: Why.
+    """
+
+    def __init__(self, schedule: Sequence[tuple[int, Gear]], reason: str = "schedule") -> None:
+        self._steps = [step for step, _ in schedule]
+        self._decisions = [Decision(gear=gear, reason=reason) for _, gear in schedule]
+
+    def decide(self, seen: Observation) -> Decision:
+        """Return the gear of the last entry at or before the coming step."""
+        return self._decisions[max(0, bisect.bisect_right(self._steps, seen.step) - 1)]
+
+
+class StaticPolicy(ScriptedPolicy):
     """One gear from the first step to the last.
 
     Args:
@@ -81,27 +98,7 @@ class StaticPolicy:
     """
 
     def __init__(self, gear: Gear, reason: str = "static") -> None:
-        self._decision = Decision(gear=gear, reason=reason)
-
-    def decide(self, seen: Observation) -> Decision:
-        """Return the gear."""
-        return self._decision
-
-
-class ScriptedPolicy:
-    """Gears by a schedule.
-
-    Args:
-        schedule: Pairs of an optimizer step, counted from 0 and increasing, and the gear from there on.
-    """
-
-    def __init__(self, schedule: Sequence[tuple[int, Gear]]) -> None:
-        self._steps = [step for step, _ in schedule]
-        self._decisions = [Decision(gear=gear, reason="schedule") for _, gear in schedule]
-
-    def decide(self, seen: Observation) -> Decision:
-        """Return the gear of the last entry at or before the coming step."""
-        return self._decisions[max(0, bisect.bisect_right(self._steps, seen.step) - 1)]
+        super().__init__([(0, gear)], reason)
 
 
 def open_policy(policy: PolicyConfig, precision: PrecisionConfig) -> Policy:

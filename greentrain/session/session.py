@@ -156,10 +156,12 @@ class PhaseHooks:
         name = Phase.OPTIMIZER.value
         import torch
 
+        def before(*_: Any) -> None:
+            session.begin(name)
+
         disable: Any = torch.compiler.disable  # dynamo would follow a compiled step into the session
-        before, after = disable(lambda *_: _drop(session.begin(name))), disable(lambda *_: session.end(name))
-        self._undo.append(optimizer.register_step_pre_hook(before).remove)
-        self._undo.append(optimizer.register_step_post_hook(after).remove)
+        self._undo.append(optimizer.register_step_pre_hook(disable(before)).remove)
+        self._undo.append(optimizer.register_step_post_hook(disable(lambda *_: session.end(name))).remove)
 
     def _watch_engine(self, engine: Any, stepped: Callable[[], None] | None) -> None:
         def on_step() -> None:
@@ -179,8 +181,7 @@ class PhaseHooks:
         steps: Callable[[], int] = lambda: 0,
         on_step: Callable[[], None] = lambda: None,
     ) -> None:
-        session, original = self._session, getattr(engine, method)
-        own = method in vars(engine)
+        session, original, own = self._session, getattr(engine, method), vars(engine).get(method)
 
         @functools.wraps(original)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -193,18 +194,8 @@ class PhaseHooks:
                 if steps() > before:
                     on_step()
 
-        def undo() -> None:
-            if own:
-                setattr(engine, method, original)
-            else:
-                vars(engine).pop(method, None)
-
         setattr(engine, method, wrapped)
-        self._undo.append(undo)
-
-
-def _drop(value: object) -> None:
-    """Return None, as optimizer hooks must."""
+        self._undo.append(lambda: vars(engine).pop(method, None) if own is None else setattr(engine, method, own))
 
 
 class ShutdownHook:
@@ -253,22 +244,17 @@ class ShutdownHook:
             # Somebody who installed a handler after us has ours as "previous" and may call it, so theirs stays; ours
             # then finds the session closed and passes the signal on.
             if signal.getsignal(signal.SIGTERM) == self._on_sigterm:
-                signal.signal(signal.SIGTERM, self._living())
+                signal.signal(signal.SIGTERM, self._earlier(of_sessions=True))
         if self._waiting:  # the signal that came meanwhile goes to the handler that stands there now
             self._waiting = False
             signal.raise_signal(signal.SIGTERM)
 
-    def _living(self) -> Any:
-        """Return the handler before ours, skipping those of sessions that were closed after a later one started."""
-        previous = self._previous
-        while isinstance(hook := getattr(previous, "__self__", None), ShutdownHook) and not hook._installed:
-            previous = hook._previous
-        return previous
-
-    def _root(self) -> Any:
-        """Return the handler that was there before any session's."""
+    def _earlier(self, *, of_sessions: bool) -> Any:
+        """Return the handler before ours, but for those of sessions that were closed meanwhile, or of any session."""
         previous = self._previous
         while isinstance(hook := getattr(previous, "__self__", None), ShutdownHook):
+            if of_sessions and hook._installed:
+                break
             previous = hook._previous
         return previous
 
@@ -285,14 +271,14 @@ class ShutdownHook:
                     exec("raise KeyboardInterrupt")
 
     def _on_sigterm(self, signum: int, frame: FrameType | None) -> None:
-        previous = self._living()
+        previous = self._earlier(of_sessions=True)
         if os.getpid() == self._pid:
             if self._held:
                 self._waiting = True
                 return
             # The root decides, not the handler before ours: that may be another session's, which ends in the same
             # default. A default kills as soon as it is reached, so this is the last moment to write anything.
-            if self._root() == signal.SIG_DFL:
+            if self._earlier(of_sessions=False) == signal.SIG_DFL:
                 self._close("sigterm")
             else:
                 self._book()
@@ -747,12 +733,12 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
             SessionError: The session does not run, or watches no model.
         """
         own = None if step is None else lambda: self._work.own(step())
-        return self._controller.profile_gears(own, refresh=refresh, max_steps=max_steps)
+        return self._controller.profiling.profile(own, refresh=refresh, max_steps=max_steps)
 
     @property
     def action_table(self) -> ActionTable | None:
         """What ``profile_gears`` has measured; None before."""
-        return self._controller.action_table
+        return self._controller.profiling.table
 
     @property
     def gears(self) -> "Gears | None":

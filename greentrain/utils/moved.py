@@ -9,8 +9,8 @@ from types import ModuleType
 from typing import Final
 
 MOVED: Final[Mapping[str, str]] = {
-    "greentrain.config_actuators": "greentrain.config",
-    "greentrain.config_export": "greentrain.config",
+    "greentrain.config_actuators": "greentrain.config.schema",
+    "greentrain.config_export": "greentrain.config.schema",
     "greentrain.config_values": "greentrain.utils.validation",
     "greentrain.elastic": "greentrain.control.elastic",
     "greentrain.estimate.projection": "recipes.estimate.projection",
