@@ -335,7 +335,9 @@ class Driver:
         disable: Any = torch.compiler.disable
         self._undo.append(register(disable(hooked)).remove)
 
-    def wrap(self, owner: Any, method: str, phase: Phase, then: Callable[[], None]) -> None:
+    def wrap(
+        self, owner: Any, method: str, phase: Phase, then: Callable[[], None] = lambda: None, *, alone: bool = False
+    ) -> None:
         """Spend a method of an object in a phase, where its framework has no hook for it.
 
         Args:
@@ -343,12 +345,13 @@ class Driver:
             method: Name of the method.
             phase: Phase; nested in what is open.
             then: Called when the method returned.
+            alone: Whether all the forwards in it are of the phase.
         """
         original = getattr(owner, method)
 
         @functools.wraps(original)
         def timed(*args: Any, **kwargs: Any) -> Any:
-            with self.nested(phase):
+            with self.alone(phase) if alone else self.nested(phase):
                 result = original(*args, **kwargs)
             never_raises(then)()
             return result

@@ -177,20 +177,12 @@ class GreenCallback(TrainerCallback, ExportableState):
             if not hasattr(trainer, "offload_mode"):  # it marks its stages itself
                 for name, stage in STAGES.items():
                     if hasattr(trainer, name):
-                        self._driver.replace(trainer, name, self._staged(getattr(trainer, name), stage))
+                        self._driver.wrap(trainer, name, stage, alone=True)
         self._driver.tap(model, counts=True, after=Phase.BACKWARD)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._training = False
         self._driver.stop("finished")
-
-    def _staged(self, method: Callable[..., Any], stage: Phase) -> Callable[..., Any]:
-        @functools.wraps(method)
-        def staged(*args: Any, **kwargs: Any) -> Any:
-            with self.phase(stage):
-                return method(*args, **kwargs)
-
-        return staged
 
     def _next(self, control: Any) -> None:
         rest = Phase.CHECKPOINT if control.should_save else Phase.DATA

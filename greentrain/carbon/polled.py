@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from filelock import FileLock, Timeout
 
@@ -35,8 +35,7 @@ _SKEW_S: Final = 60.0
 """Two machines that share the file may differ by this much (s)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AskedState:
+class AskedState(NamedTuple):
     """How asking went, of one question or of the server as a whole."""
 
     fetched_unix_s: float | None = None
@@ -110,8 +109,8 @@ class GridCache:
             return
         data = {
             **self._identity,
-            "asked": {n: [a.fetched_unix_s, a.failures, a.rest_until_unix_s] for n, a in known.asked.items()},
-            "readings": [list(r) for r in (*known.series.known, *known.series.ahead)],
+            "asked": known.asked,
+            "readings": [*known.series.known, *known.series.ahead],
         }
         try:
             path = self.path
@@ -163,11 +162,7 @@ def _known(data: Any, identity: Mapping[str, Any]) -> Known:
         issued_unix_s = None if issued is None else float(issued)
         readings.append(Reading(float(t0), float(t1), sound, CarbonKind(kind), issued_unix_s, float(fetched)))
     asked = {
-        str(name): AskedState(
-            fetched_unix_s=None if fetched is None else float(fetched),
-            failures=int(failures),
-            rest_until_unix_s=float(rest),
-        )
+        str(name): AskedState(None if fetched is None else float(fetched), int(failures), float(rest))
         for name, (fetched, failures, rest) in data["asked"].items()
     }
     return Known(series=Series().plus(readings), asked=asked)
@@ -273,7 +268,7 @@ class Poller:
         if self._refused & {_SERVER, ask.name}:
             return False
         now_s = self._clock.unix_s()
-        server = replace(self._known.of(_SERVER), fetched_unix_s=None)
+        server = self._known.of(_SERVER)._replace(fetched_unix_s=None)
         return server.is_due(now_s, 0.0, _LONGEST_REST_S) and self._known.of(ask.name).is_due(
             now_s, ask.fresh_s, _LONGEST_REST_S
         )
@@ -318,11 +313,7 @@ class Poller:
         own_s = min(self._patience.rest_s * 2.0 ** min(failures - 1, 30), self._patience.longest_rest_s)
         own_s = min(own_s * random.uniform(1.0, 1.2), self._patience.longest_rest_s)
         pause_s = own_s if rest_s is None else max(rest_s, own_s)
-        after = AskedState(
-            fetched_unix_s=before.fetched_unix_s,
-            failures=failures,
-            rest_until_unix_s=self._clock.unix_s() + min(pause_s, _LONGEST_REST_S),
-        )
+        after = AskedState(before.fetched_unix_s, failures, self._clock.unix_s() + min(pause_s, _LONGEST_REST_S))
         self._known = replace(self._known, asked={**self._known.asked, name: after})
         self._cache.write(self._known)
         self.problems[ask.name] = text

@@ -554,13 +554,10 @@ class Controller:
         self.gpu_limits = GpuLimits.open(self._config.actuators, run.topology, run.warn)
         self.gpu_limits.tell(self._host.mark)
         demand = self._config.actuators.demand
-        self._demand = (
-            None
-            if demand is None
-            else DemandResponse(
-                run, self.gpu_limits, extra=demand.dir, pauses=self._plans and self._config.actuators.pause
-            )
-        )
+        self._demand = None
+        if demand is not None:
+            pauses = self._plans and self._config.actuators.pause
+            self._demand = DemandResponse(run, self.gpu_limits, extra=demand.dir, pauses=pauses)
         self.profiling.started(self.gpu_limits)
         launcher = self._who_launched()
         if launcher is not None:

@@ -359,11 +359,8 @@ def _open(name: str, config: PowerConfig, environ: Mapping[str, str] | None, clo
     if name in NODE_METERS:
         from greentrain.power.node import NodeMeter, dcmi, redfish
 
-        read_w = (
-            dcmi()
-            if config.redfish_url is None or name == "ipmi"
-            else redfish(config.redfish_url, config.redfish_chassis, environ=environ)
-        )
+        url = config.redfish_url if name == "redfish" else None
+        read_w = dcmi() if url is None else redfish(url, config.redfish_chassis, environ=environ)
         reference = bool(set(_names(config)) - {name, "null"}) and name in _names(config)
         return NodeMeter(name, read_w, host=socket.gethostname(), reference=reference, clock=clock)
     if name == "null":

@@ -809,9 +809,8 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
         run = self.active()
         if run is None:
             return
-        steps = (
-            self._controller.steps or self.totals().steps
-        )  # the books are late, and hold the steps that a crash undid
+        # the books are late, and hold the steps that a crash undid
+        steps = self._controller.steps or self.totals().steps
         run.event("checkpoint", f"checkpoint after {steps} steps", steps=steps)
         run.save()
         if self._controller.checkpointed():

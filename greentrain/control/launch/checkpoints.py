@@ -169,4 +169,5 @@ def _time(path: Path) -> float:
 
 def _step(path: Path) -> int:
     """Return the last number in a name, to order what was written at the same time."""
-    return int((re.findall(r"\d+", path.stem) or [-1])[-1])
+    numbers = re.findall(r"\d+", path.stem)
+    return int(numbers[-1]) if numbers else -1

@@ -171,9 +171,8 @@ def trial(backend: Fp8Backend, device: torch.device) -> None:
     wide, high = (128, 256) if FORMATS[getattr(backend, "how", "tensorwise")].block else (32, 48)
     layer = nn.Linear(wide, high, device="meta").to_empty(device=device)
     draw = torch.Generator().manual_seed(0)  # not the run's own
-    x, weight, grad = (
-        torch.randn(shape, generator=draw).to(device) for shape in ((24, wide), (high, wide), (24, high))
-    )
+    shapes = ((24, wide), (high, wide), (24, high))
+    x, weight, grad = (torch.randn(shape, generator=draw).to(device) for shape in shapes)
     x.requires_grad_()
     with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.enable_grad():
         with torch.no_grad():
