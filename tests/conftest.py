@@ -1,5 +1,7 @@
 """Hygiene for every test: no thread, child process or environment variable is left behind."""
 
+import contextlib
+import itertools
 import os
 import threading
 import time
@@ -40,13 +42,22 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 _FOREIGN_THREADS = ("tqdm", "TQDM", "pydevd", "Dummy", "QueueFeeder", "ThreadPool", "asyncio")
 
 
+@pytest.fixture(scope="session")
+def claim_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Names of folders that nobody had; mktemp would look through those of all tests before each."""
+    folder = tmp_path_factory.mktemp("claims")
+    return (folder / str(number) for number in itertools.count())
+
+
 @pytest.fixture(autouse=True)
-def no_leaks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def no_leaks(claim_folders: Iterator[Path]) -> Iterator[None]:
     """Fail a test that leaves a thread, a child process or a changed environment variable."""
     environ = dict(os.environ)
     threads = set(threading.enumerate())
-    children = {child.pid for child in psutil.Process().children(recursive=True)}
-    os.environ["GREENTRAIN_CLAIMS_DIR"] = str(tmp_path_factory.mktemp("claims"))
+    children = _children(os.getpid())
+    claimed = next(claim_folders)
+    claimed.mkdir(mode=0o700)
+    os.environ["GREENTRAIN_CLAIMS_DIR"] = str(claimed)
     before = dict(os.environ)
     yield
     after = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "KMP_"))}
@@ -62,6 +73,8 @@ def no_leaks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     assert not _new_children(children), f"processes left: {_new_children(children)}"
 
 
+_LISTED: Final = Path(f"/proc/self/task/{os.getpid()}/children").exists()
+"""Whether the kernel lists a thread's children: Linux with CONFIG_PROC_CHILDREN (proc(5))."""
 _OWN_VARIABLES = {
     "TOKENIZERS_PARALLELISM",
     "TORCHELASTIC_ERROR_FILE",
@@ -80,12 +93,23 @@ def _new_threads(before: set[threading.Thread]) -> list[str]:
     ]
 
 
+def _children(pid: int) -> set[int]:
+    """Return a process's children and theirs, as the kernel lists them: a twentieth of the time of all of /proc."""
+    if not _LISTED:
+        return {child.pid for child in psutil.Process(pid).children(recursive=True)}
+    found: set[int] = set()
+    with contextlib.suppress(OSError):  # it has ended
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError):
+                found.update(map(int, Path(f"/proc/{pid}/task/{task}/children").read_text("ascii").split()))
+    return found.union(*map(_children, found))
+
+
 def _new_children(before: set[int]) -> list[str]:
     out = []
-    for child in psutil.Process().children(recursive=True):
-        if child.pid in before:
-            continue
+    for pid in _children(os.getpid()) - before:
         try:
+            child = psutil.Process(pid)
             if child.status() != psutil.STATUS_ZOMBIE and "resource_tracker" not in " ".join(child.cmdline()):
                 out.append(" ".join(child.cmdline())[:200])
         except psutil.NoSuchProcess:
