@@ -2,8 +2,8 @@
 
 Lives of small trainings (``storm_job.py``) follow each other in their run folders, several at a time, and each is hit
 again and again. Nothing of ours reaches the training, nothing is booked twice, a kill costs ten seconds at most, and
-the program's own handlers run. ``GREENTRAIN_STORM_EVENTS`` says how many events the long storm has (250, a minute; 500
-before a release); ``GREENTRAIN_CHAOS_SEED`` gives a seed that failed.
+the program's own handlers run. ``GREENTRAIN_STORM_EVENTS`` says how many events the long storm has (125, half a
+minute; 500 before a release); ``GREENTRAIN_CHAOS_SEED`` gives a seed that failed.
 """
 
 import itertools
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tests.integration.conftest import Lab
 
 SEED = chaos_seed()
-EVENTS = int(os.environ.get("GREENTRAIN_STORM_EVENTS", "250"))
+EVENTS = int(os.environ.get("GREENTRAIN_STORM_EVENTS", "125"))
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 HELD_UP_S = 10.0
