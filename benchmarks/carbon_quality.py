@@ -199,6 +199,8 @@ class Bench:
     seeds: int
     looks: int
     """Times that validation loss is taken."""
+    blocks: int
+    """Blocks of text that it is taken of."""
     device: str
     trace: GridTrace
     trace_csv: Path
@@ -267,7 +269,7 @@ class Bench:
     def validation(self, model: nn.Module) -> float:
         """Return the validation loss (nats a token), in a session in BF16."""
         model.eval()
-        loader = DataLoader(Blocks(self.text.val, self.scale.context, limit=256), batch_size=self.scale.batch * 4)
+        loader = DataLoader(Blocks(self.text.val, self.scale.context, limit=self.blocks), batch_size=self.scale.batch * 4)
         batches = ({key: value.to(self.device) for key, value in batch.items()} for batch in loader)
         found = statistics.fmean(model(**batch).item() for batch in batches)
         model.train()
@@ -529,7 +531,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="greentrain-runs-") as folder:
         bench = Bench(
             text=text, scale=scale, steps=40 if args.quick else args.steps or scale.steps,
-            seeds=2 if args.quick else args.seeds, looks=4 if args.quick else 20, device=args.device,
+            seeds=2 if args.quick else args.seeds, looks=4 if args.quick else 20, blocks=32 if args.quick else 256, device=args.device,
             trace=trace, trace_csv=path, folder=Path(folder),
         )  # fmt: skip
         runs = train_all(bench)
