@@ -269,7 +269,8 @@ class Bench:
     def validation(self, model: nn.Module) -> float:
         """Return the validation loss (nats a token), in a session in BF16."""
         model.eval()
-        loader = DataLoader(Blocks(self.text.val, self.scale.context, limit=self.blocks), batch_size=self.scale.batch * 4)
+        blocks = Blocks(self.text.val, self.scale.context, limit=self.blocks)
+        loader = DataLoader(blocks, batch_size=self.scale.batch * 4)
         batches = ({key: value.to(self.device) for key, value in batch.items()} for batch in loader)
         found = statistics.fmean(model(**batch).item() for batch in batches)
         model.train()
@@ -531,8 +532,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="greentrain-runs-") as folder:
         bench = Bench(
             text=text, scale=scale, steps=40 if args.quick else args.steps or scale.steps,
-            seeds=2 if args.quick else args.seeds, looks=4 if args.quick else 20, blocks=32 if args.quick else 256, device=args.device,
-            trace=trace, trace_csv=path, folder=Path(folder),
+            seeds=2 if args.quick else args.seeds, looks=4 if args.quick else 20, blocks=32 if args.quick else 256,
+            device=args.device, trace=trace, trace_csv=path, folder=Path(folder),
         )  # fmt: skip
         runs = train_all(bench)
         table, rows = table_of(bench, runs)

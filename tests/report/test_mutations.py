@@ -1,6 +1,6 @@
 """Odd but valid JSON in a run folder: every reader answers, or says in a sentence what is wrong; none raises else.
 
-The fast tier tries about a hundred mutations, ``--long`` three hundred, with ``GREENTRAIN_CHAOS_SEED=any`` two thousand.
+The fast tier tries about a hundred mutations, ``--long`` three hundred; ``GREENTRAIN_CHAOS_SEED=any`` two thousand.
 """
 
 import dataclasses
