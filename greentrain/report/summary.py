@@ -1,61 +1,8 @@
 """A run in one dict: what it used, where that is known from, what it emitted, per token and by the standards.
 
-Schema, ``"format": 1``. Keys are only ever added. Every quantity carries its unit in its name; a figure that is
-not known is null, never 0. ``energy_j`` without another word is known IT energy, measured plus modelled, without
-PUE; ``facility_`` means times PUE. Grams are operational (location-based, PUE included) unless the key says
-otherwise.
-
-======================  =================================================================================
-run                     run_id, name, tags, command, versions, world_size, parameters
-state                   word (finished, exception, sigterm, exit, killed, left, running), text, resumes
-time                    start and end (unix s and UTC), wall_s booked, elapsed_s from start to end
-energy                  energy_j, kWh, facility, PUE (mean by energy), by_provenance, shares, coverage, uncertainty;
-                        interval_j, and interval_notes: why a bound of an interval is not known
-                        (each interval: low and high hold in 90 of 100 cases, mid, and parts: what widens it most)
-power                   mean_w, peak_w over peak_window_s
-devices                 one a device: energy, provenance, sensor's figures, missing seconds, embodied rate; with
-                        interval_j and interval_g (operational), as phases; what the driver told beside power, as
-                        phases, with max_temperature_c, and share of the time by what held the clocks down (slowed)
-completeness            parts of the machines that were metered, modelled, not_read or are in_no_figure; text
-phases                  exclusive (sums to the whole) and inclusive energy, seconds, grams; on devices whose counters
-                        tick, attribution (resolved, regressed, blurred) and its relative_error (one standard error);
-                        clock, of a run with GPUs: whose times cut their joules (device, host, mixed);
-                        sm_utilisation, memory_utilisation: share of the time in which a kernel ran, or memory was
-                        read or written, as the driver tells it of its sample periods, not occupancy;
-                        utilisation_resolved: share of these periods that lay in the phase as a whole; temperature_c
-stages                  by phase and kind of device: energy, mean watts while a rank was in it, joules per token of
-                        the run (the Energy Density Index) with j_per_token_interval, per sample and per step; none
-                        where more than a tenth of the devices' time is missing
-hosts, ranks            the same energy by place; of a host that was read as a whole, beside its parts,
-                        node_energy_j, which is in no sum, and unmetered_j, what of it no component's figure has
-carbon                  operational (location, market), embodied low/mid/high, emissions_g, CUE, intensity, sources;
-                        operational_interval_g, emissions_interval_g
-cost                    of electricity, PUE included: amount and currency, amounts by currency, price of a kWh,
-                        uncosted_j (energy whose price is not known, in no amount), sources; null without the section
-                        price
-water                   litres as modelled ranges: site (WUE), electricity (EWIF), both; null without the section water
-gears                   one a precision gear: energy, time and work in it, and their ratios, but for those of one whose
-                        attribution is blurred: too short for its sensors; empty without gears
-layers                  which linear layers may run in FP8, on which backend, why not the others and what else holds
-                        parameters, each with its share of the model's (``of``: of an older run, of its linear layers')
-action_table            speed, power and J/token of each gear side by side, where the run measured them; or null
-gear_shifts             how many shifts there were; the first ones are among the events
-plan                    where a policy planned against the grid: deadline met or missed, decisions, hours by row of
-                        the menu, saving_vs_static, saving_vs_blind, regret, and where these are from; else null
-work                    steps, tokens, samples and the ratios to joules, grams and seconds; mixed: some steps or ranks
-                        told tokens and others samples alone, so neither is known
-sci, scope2             the standards' own fields
-estimate                what was estimated before, beside what was measured, for the tokens trained; else null
-equivalents             comparisons a person can feel, each with its factor and source
-assumptions             every constant that went in: name, value, source
-gaps, events            where knowledge is missing; what happened, the first decisions of a plan among it
-headline                what dominates
-======================  =================================================================================
-
-CUE, carbon usage effectiveness, is what the energy of the facility emits / IT energy, in kgCO2e/kWh (The Green Grid,
-white paper 32, December 2010; https://ictfootprint.eu/greengrid-cue-factsheet, read 2026-11-21; now ISO/IEC 30134-8).
-Here it is that of the run: its grams, location-based and with PUE, per kWh of its devices. What the facility burns
-itself is not in it, nor is embodied carbon, as in the definition.
+Keys of schema 1 stand in docs/run-format.md, ``summary.json``, and are only ever added. ``energy_j`` without another
+word is known IT energy, measured plus modelled, without PUE; ``facility_`` means times PUE. Grams are operational
+(location-based, PUE included) unless the key says otherwise. A figure that is not known is None, never 0.
 """
 
 import contextlib
@@ -64,7 +11,6 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -1158,24 +1104,8 @@ LAPTOP_W: Final = 50.0
 """A laptop in use, upper end of the 20 to 50 W of smarterbusiness.co.uk's table of appliances (read 2026-11)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Equivalent:
-    """One comparison."""
-
-    amount: float
-    unit: str
-    """What the amount counts, to be printed after it: ``km in an average US petrol car``."""
-    source: str
-
-    @property
-    def text(self) -> str:
-        """The comparison in words, with two or three significant digits."""
-        shown = f"{self.amount:,.0f}" if self.amount >= 100 else f"{self.amount:.2g}"
-        return f"{shown} {self.unit}"
-
-
-def equivalents(*, emissions_g: float | None, energy_j: float) -> Sequence[Equivalent]:
-    """Return comparisons for a run.
+def equivalents(*, emissions_g: float | None, energy_j: float) -> list[dict[str, Any]]:
+    """Return comparisons for a run: amount, unit (what it counts, to be printed after it), source, and both as text.
 
     Args:
         emissions_g: Emissions (gCO2e); None leaves the car out.
@@ -1197,7 +1127,11 @@ def equivalents(*, emissions_g: float | None, energy_j: float) -> Sequence[Equiv
     if emissions_g is not None:
         source = "US EPA equivalencies: 393 gCO2e per mile"
         likes.insert(0, (emissions_g / CAR_G_PER_KM, "km in an average US petrol car", source))
-    return [Equivalent(amount=amount, unit=unit, source=source) for amount, unit, source in likes]
+    shown = [f"{amount:,.0f}" if amount >= 100 else f"{amount:.2g}" for amount, _, _ in likes]
+    return [
+        {"amount": amount, "unit": unit, "source": source, "text": f"{text} {unit}"}
+        for (amount, unit, source), text in zip(likes, shown, strict=True)
+    ]
 
 
 PROCEDURE: Final = (
@@ -1262,5 +1196,4 @@ def comparisons(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     facility_j = summary["energy"]["facility_energy_j"]
     if not facility_j:
         return []
-    rows = equivalents(emissions_g=summary["carbon"]["emissions_g"], energy_j=facility_j)
-    return [{**dataclasses.asdict(row), "text": row.text} for row in rows]
+    return equivalents(emissions_g=summary["carbon"]["emissions_g"], energy_j=facility_j)

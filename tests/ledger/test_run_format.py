@@ -144,6 +144,9 @@ def test_the_documentation_names_every_field() -> None:
     assert {"gap", "checkpoint", "gear", "resume", "decision"} <= names
     for name in names:
         assert f"`{name}`" in text, name
+    keys = text[text.index("## `summary.json`") : text.index("## Several ranks")]
+    for name in summarize(read_run(DATA / "plan")):
+        assert f"`{name}`" in keys, name
 
 
 @pytest.mark.parametrize("most", [None, 1])
