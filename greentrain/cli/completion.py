@@ -7,7 +7,9 @@ small tables and one folder, and returns nothing rather than fail: then shells c
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
+
+import typer
 
 Found: TypeAlias = list[str | tuple[str, str]]
 Complete: TypeAlias = Callable[[str], Found]
@@ -17,6 +19,22 @@ MOST_RUNS: Final = 50
 CARDS: Final = ("U55C", "V80")
 """As of ``greentrain.fpga_backend.roofline.cards``, which needs NumPy."""
 _RUNS: Final = "runs"
+
+
+def option(words: str, values: Complete, *names: str) -> Any:
+    """Return an option whose values a shell completes.
+
+    Args:
+        words: What ``--help`` says of it.
+        values: Function that finds them.
+        names: Names of the option; none: that of the parameter.
+    """
+    return typer.Option(*names, help=words, autocompletion=values)
+
+
+def argument(words: str, values: Complete) -> Any:
+    """Return the same of an argument."""
+    return typer.Argument(help=words, autocompletion=values)
 
 
 def run_folders(incomplete: str) -> Found:

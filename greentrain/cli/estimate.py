@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 SEARCHED: Final = ("roofline", "blend")
 """Methods that split layers over devices."""
-SHAPE: Final = "Shape of the model, without --config or where a config.json lacks something"
 OPTIONS: Final = {
     "batch_tokens": "--batch",
     "infrastructure_share": "--infrastructure",
@@ -41,56 +40,44 @@ KEYS: Final = {"carbon.zone": "--zone", "carbon.g_per_kwh": "--g-per-kwh", "carb
 """The same of a configuration's keys, anywhere in an error."""
 
 
+def _of_shape(words: str) -> Any:
+    panel = "Shape of the model, without --config or where a config.json lacks something"
+    return typer.Option(help=words, rich_help_panel=panel)
+
+
 def estimate(
     config: Annotated[
         str,
-        typer.Option(
-            help="Model: a name such as llama-3-8b, or a Hugging Face config.json or its folder.",
-            autocompletion=complete.models,
+        complete.option(
+            "Model: a name such as llama-3-8b, or a Hugging Face config.json or its folder.", complete.models
         ),
     ] = "",
     parameters: Annotated[float | None, typer.Option(help="Parameters in all, instead of --config.")] = None,
     active: Annotated[float | None, typer.Option(help="With --parameters: those that a token meets.")] = None,
-    layers: Annotated[int | None, typer.Option(help="Layers.", rich_help_panel=SHAPE)] = None,
-    d_model: Annotated[int | None, typer.Option(help="Width.", rich_help_panel=SHAPE)] = None,
-    heads: Annotated[int | None, typer.Option(help="Heads of attention.", rich_help_panel=SHAPE)] = None,
-    kv_heads: Annotated[
-        int | None, typer.Option(help="Key-value heads, if fewer than heads.", rich_help_panel=SHAPE)
-    ] = None,
-    head_dim: Annotated[
-        int | None, typer.Option(help="Width of a head, if not width / heads.", rich_help_panel=SHAPE)
-    ] = None,
-    d_ff: Annotated[int | None, typer.Option(help="Inner width of a dense layer.", rich_help_panel=SHAPE)] = None,
-    vocabulary: Annotated[int | None, typer.Option(help="Words of the vocabulary.", rich_help_panel=SHAPE)] = None,
-    experts: Annotated[int | None, typer.Option(help="Experts of a layer.", rich_help_panel=SHAPE)] = None,
-    experts_per_token: Annotated[
-        int | None, typer.Option(help="Experts that a token meets in a layer.", rich_help_panel=SHAPE)
-    ] = None,
-    d_expert: Annotated[int | None, typer.Option(help="Inner width of an expert.", rich_help_panel=SHAPE)] = None,
-    gated: Annotated[
-        bool | None,
-        typer.Option(help="Three matrices (SwiGLU) or two in a perceptron; gated if none.", rich_help_panel=SHAPE),
-    ] = None,
-    tied: Annotated[
-        bool | None, typer.Option(help="Whether the head is the embedding; not if none.", rich_help_panel=SHAPE)
-    ] = None,
+    layers: Annotated[int | None, _of_shape("Layers.")] = None,
+    d_model: Annotated[int | None, _of_shape("Width.")] = None,
+    heads: Annotated[int | None, _of_shape("Heads of attention.")] = None,
+    kv_heads: Annotated[int | None, _of_shape("Key-value heads, if fewer than heads.")] = None,
+    head_dim: Annotated[int | None, _of_shape("Width of a head, if not width / heads.")] = None,
+    d_ff: Annotated[int | None, _of_shape("Inner width of a dense layer.")] = None,
+    vocabulary: Annotated[int | None, _of_shape("Words of the vocabulary.")] = None,
+    experts: Annotated[int | None, _of_shape("Experts of a layer.")] = None,
+    experts_per_token: Annotated[int | None, _of_shape("Experts that a token meets in a layer.")] = None,
+    d_expert: Annotated[int | None, _of_shape("Inner width of an expert.")] = None,
+    gated: Annotated[bool | None, _of_shape("Three matrices (SwiGLU) or two in a perceptron; gated if none.")] = None,
+    tied: Annotated[bool | None, _of_shape("Whether the head is the embedding; not if none.")] = None,
     tokens: Annotated[float | None, typer.Option(help="Training tokens, as in 15e12, every epoch counted.")] = None,
     sequence: Annotated[int | None, typer.Option(help="Tokens a sequence.")] = None,
     batch: Annotated[float | None, typer.Option(help="Tokens of a global batch.")] = None,
     precision: Annotated[
         str | None,
-        typer.Option(
-            help="fp32, bf16, fp16, fp8, mxfp8 or nvfp4; bf16 if none, or the device's 16 bit.",
-            autocompletion=complete.gears,
-        ),
+        complete.option("fp32, bf16, fp16, fp8, mxfp8 or nvfp4; bf16 if none, or the device's 16 bit.", complete.gears),
     ] = None,
-    device: Annotated[
-        str, typer.Option(help="Device, as in h100, A100-80GB, TPUv4.", autocompletion=complete.devices)
-    ] = "",
+    device: Annotated[str, complete.option("Device, as in h100, A100-80GB, TPUv4.", complete.devices)] = "",
     count: Annotated[int | None, typer.Option(help="How many devices.")] = None,
     limit_h: Annotated[float | None, typer.Option(help="Hours it may take, instead of --count.")] = None,
     zone: Annotated[
-        str, typer.Option(help="Place, as in US-CAL-CISO, FRA, CA-QC, gcp:europe-west1.", autocompletion=complete.zones)
+        str, complete.option("Place, as in US-CAL-CISO, FRA, CA-QC, gcp:europe-west1.", complete.zones)
     ] = "",
     g_per_kwh: Annotated[float | None, typer.Option(help="Intensity of the grid, instead of --zone.")] = None,
     trace_csv: Annotated[Path | None, typer.Option(help="Intensity over time, instead of --zone.")] = None,
@@ -105,10 +92,7 @@ def estimate(
     ] = 0.0,
     node_w: Annotated[float | None, typer.Option(help="Watts of a device with its share of the server.")] = None,
     embodied: Annotated[
-        str,
-        typer.Option(
-            help="lca: life-cycle figures; act: area x carbon per area.", autocompletion=complete.one_of("lca", "act")
-        ),
+        str, complete.option("lca: life-cycle figures; act: area x carbon per area.", complete.one_of("lca", "act"))
     ] = "lca",
     lifetime_years: Annotated[float, typer.Option(help="Years over which embodied carbon is spread.")] = 4.0,
     price_kwh: Annotated[float | None, typer.Option(help="Price of a kWh.")] = None,
@@ -116,16 +100,12 @@ def estimate(
     currency: Annotated[str, typer.Option(help="Of the prices.")] = "USD",
     method: Annotated[
         str,
-        typer.Option(
-            help="auto, blend, mfu, roofline or pilot.",
-            autocompletion=complete.one_of("auto", "blend", "mfu", "roofline", "pilot"),
+        complete.option(
+            "auto, blend, mfu, roofline or pilot.", complete.one_of("auto", "blend", "mfu", "roofline", "pilot")
         ),
     ] = "auto",
     pilot: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of a short run, whose speed and watts are taken.", autocompletion=complete.run_folders
-        ),
+        Path | None, complete.option("Folder of a short run, whose speed and watts are taken.", complete.run_folders)
     ] = None,
     devices: Annotated[Path | None, typer.Option(help="YAML of devices of your own.")] = None,
     as_json: JsonOption = False,
@@ -134,10 +114,7 @@ def estimate(
         Path | None, typer.Option(help="YAML to write: gears and widths for greentrain plan --actions.")
     ] = None,
     into: Annotated[
-        Path | None,
-        typer.Option(
-            help="Run folder: its report shows estimate beside measured.", autocompletion=complete.run_folders
-        ),
+        Path | None, complete.option("Run folder: its report shows estimate beside measured.", complete.run_folders)
     ] = None,
 ) -> None:
     """Estimate hours, energy, carbon and money of a training run, as ranges, with every assumption."""

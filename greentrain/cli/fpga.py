@@ -36,18 +36,15 @@ LENGTHS: Final = (128, 512)
 @app.command()
 def explore(
     model: Annotated[
-        str,
-        typer.Argument(
-            help="Folder of a compiled or Hugging Face model, or a name: llama-3-8b.", autocompletion=complete.models
-        ),
+        str, complete.argument("Folder of a compiled or Hugging Face model, or a name: llama-3-8b.", complete.models)
     ],
-    card: Annotated[str, typer.Option(help="Cards, as in U55C,V80.", autocompletion=complete.cards)] = "U55C,V80",
+    card: Annotated[str, complete.option("Cards, as in U55C,V80.", complete.cards)] = "U55C,V80",
     cards: Annotated[str, typer.Option(help="How many cards, as in 1,2.")] = "1,2",
     precision: Annotated[
         str,
-        typer.Option(
-            help="fp16, int8, int8a16 (16-bit activations), int4 (weights only).",
-            autocompletion=complete.some_of("fp16", "int8", "int8a16", "int4"),
+        complete.option(
+            "fp16, int8, int8a16 (16-bit activations), int4 (weights only).",
+            complete.some_of("fp16", "int8", "int8a16", "int4"),
         ),
     ] = "fp16,int8,int4",
     batch: Annotated[str, typer.Option(help="Sequences at a time.")] = "1,32",
@@ -55,10 +52,7 @@ def explore(
         str | None, typer.Option(help="Tokens a sequence; without it 128,512, or what the model takes.")
     ] = None,
     head: Annotated[
-        str,
-        typer.Option(
-            help="score or logprob; a compiled model has its own.", autocompletion=complete.one_of("score", "logprob")
-        ),
+        str, complete.option("score or logprob; a compiled model has its own.", complete.one_of("score", "logprob"))
     ] = "score",
     given: Annotated[
         list[str] | None,
@@ -120,9 +114,9 @@ def ranks(
     ],
     precision: Annotated[
         str,
-        typer.Option(
-            help="bf16, fp16, w8a16 (weights only), int8 (W8A8), int8a16 (16-bit activations), int4 (weights only).",
-            autocompletion=complete.some_of("bf16", "fp16", "w8a16", "int8", "int8a16", "int4"),
+        complete.option(
+            "bf16, fp16, w8a16 (weights only), int8 (W8A8), int8a16 (16-bit activations), int4 (weights only).",
+            complete.some_of("bf16", "fp16", "w8a16", "int8", "int8a16", "int4"),
         ),
     ] = "bf16,w8a16,int8,int8a16",
     pairs: Annotated[int | None, typer.Option(help="Only the first so many pairs.", min=1)] = None,

@@ -52,22 +52,17 @@ def launch(
     back_off: Annotated[float, typer.Option(help="Wait after the first crash (s), doubled with each one.")] = 10.0,
     grace: Annotated[float, typer.Option(help="From SIGTERM or SIGINT to SIGKILL (s).")] = 20.0,
     start: Annotated[
-        str,
-        typer.Option(
-            help="now, or green: when the plan would train first.", autocompletion=complete.one_of("now", "green")
-        ),
+        str, complete.option("now, or green: when the plan would train first.", complete.one_of("now", "green"))
     ] = "now",
     actions: Annotated[
         str | None,
-        typer.Option(
-            "--actions", help="Table of actions for the plan, as of greentrain plan.", autocompletion=complete.actions
-        ),
+        complete.option("Table of actions for the plan, as of greentrain plan.", complete.actions, "--actions"),
     ] = None,
     engine: Annotated[
         str,
-        typer.Option(
-            help="elastic: workers stay warm; spawn: they do not; command: as typed; auto: what fits.",
-            autocompletion=complete.one_of("auto", "elastic", "spawn", "command"),
+        complete.option(
+            "elastic: workers stay warm; spawn: they do not; command: as typed; auto: what fits.",
+            complete.one_of("auto", "elastic", "spawn", "command"),
         ),
     ] = "auto",
     preload: Annotated[

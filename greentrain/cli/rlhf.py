@@ -43,14 +43,12 @@ def _shared(
         float | None, typer.Option(help="A card that takes so many times the GPUs' time for each pass (assumed).")
     ] = None,
     engine: Annotated[Path | None, typer.Option(help="Statistics of an offload engine (JSON): measured.")] = None,
-    card: Annotated[
-        str | None, typer.Option(help="Model the passes on this card: U55C, V80.", autocompletion=complete.cards)
-    ] = None,
+    card: Annotated[str | None, complete.option("Model the passes on this card: U55C, V80.", complete.cards)] = None,
     reward_model: Annotated[
-        str | None, typer.Option(help="Reward model on the card: a name or a folder.", autocompletion=complete.models)
+        str | None, complete.option("Reward model on the card: a name or a folder.", complete.models)
     ] = None,
     reference_model: Annotated[
-        str | None, typer.Option(help="Reference on the card: a name or a folder.", autocompletion=complete.models)
+        str | None, complete.option("Reference on the card: a name or a folder.", complete.models)
     ] = None,
     sequences: Annotated[int | None, typer.Option(help="Rollouts of a step, for --card.")] = None,
     length: Annotated[int | None, typer.Option(help="Tokens of a rollout, prompt included, for --card.")] = None,
@@ -109,9 +107,7 @@ def _command(answer: "Callable[..., StudyAnswer]", without: str = "") -> None:
 @_command
 def simulate(
     asked: "StudyRequest",
-    mode: Annotated[
-        str, typer.Option(help="Modes, as in late,stream; all.", autocompletion=complete.some_of(ALL, *MODES))
-    ] = ALL,
+    mode: Annotated[str, complete.option("Modes, as in late,stream; all.", complete.some_of(ALL, *MODES))] = ALL,
     cards: Annotated[str, typer.Option(help="How many cards, as in 1,2.")] = "1",
     steps: Annotated[int, typer.Option(help="Steps in a row: the mean, with filling and draining.")] = 1,
     gpus: Annotated[str | None, typer.Option(help="Also T(N) on so many GPUs, as in 8,16,32.")] = None,
@@ -140,16 +136,13 @@ def waterfall(asked: "StudyRequest", cards: CardsOption = 1) -> "StudyAnswer":
 def sensitivity(
     asked: "StudyRequest",
     over: Annotated[
-        str,
-        typer.Option(
-            help="reward-model, batch or grid.", autocompletion=complete.one_of("reward-model", "batch", "grid")
-        ),
+        str, complete.option("reward-model, batch or grid.", complete.one_of("reward-model", "batch", "grid"))
     ] = "reward-model",
     values: Annotated[
         str | None, typer.Option(help="Factors of the reward model or the batch; models, with --card; g/kWh.")
     ] = None,
     mode: Annotated[
-        str, typer.Option(help="How the training waits for passes on the card.", autocompletion=complete.one_of(*MODES))
+        str, complete.option("How the training waits for passes on the card.", complete.one_of(*MODES))
     ] = "late",
     cards: CardsOption = 1,
 ) -> "StudyAnswer":

@@ -49,7 +49,7 @@ event = typer.Typer(name="event", help="What a running job should obey.", no_arg
 
 @event.command()
 def power(
-    run: Annotated[Path, typer.Argument(help="Folder of the running job.", autocompletion=complete.run_folders)],
+    run: Annotated[Path, complete.argument("Folder of the running job.", complete.run_folders)],
     hours: Annotated[float, typer.Option(help="For how long.")],
     percent: Annotated[float | None, typer.Option(help="At most this share of the power limits found.")] = None,
     power_w: Annotated[float | None, typer.Option(help="At most this many watts, of all GPUs of the job.")] = None,
@@ -86,9 +86,9 @@ def report(
     ] = None,
     by: Annotated[
         str | None,
-        typer.Option(
-            help="With --all: project (the default), user, zone, month (UTC), device, provenance, tag:NAME.",
-            autocompletion=complete.some_of("project", "user", "zone", "month", "device", "provenance", "tag:"),
+        complete.option(
+            "With --all: project (the default), user, zone, month (UTC), device, provenance, tag:NAME.",
+            complete.some_of("project", "user", "zone", "month", "device", "provenance", "tag:"),
         ),
     ] = None,
     since: Annotated[str | None, typer.Option(help="With --all: first month or day (UTC), as 2026-01.")] = None,
@@ -105,9 +105,9 @@ def report(
     ] = None,
     standard: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Of one run: write annex-xi, sci-ai or scope2-hourly into its folder, from its raw journals.",
-            autocompletion=complete.some_of("annex-xi", "sci-ai", "scope2-hourly"),
+        complete.option(
+            "Of one run: write annex-xi, sci-ai or scope2-hourly into its folder, from its raw journals.",
+            complete.some_of("annex-xi", "sci-ai", "scope2-hourly"),
         ),
     ] = None,
     contracts: Annotated[
@@ -216,10 +216,7 @@ def compare(
 
 
 def watch(
-    run: Annotated[
-        Path,
-        typer.Argument(help="Folder of a run; one of runs: the newest of them.", autocompletion=complete.run_folders),
-    ],
+    run: Annotated[Path, complete.argument("Folder of a run; one of runs: the newest of them.", complete.run_folders)],
     once: Annotated[bool, typer.Option("--once", help="Show it once and exit.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document a look.")] = False,
     every_s: Annotated[float, typer.Option("--every-s", help="Time between two looks (s).")] = 2.0,

@@ -31,10 +31,8 @@ HISTORY_H: Final = 21 * 24.0
 
 ActionsOption = Annotated[
     str | None,
-    typer.Option(
-        "--actions",
-        help="Table of actions: a run folder, a YAML file, or 'reference' (assumed).",
-        autocompletion=complete.actions,
+    complete.option(
+        "Table of actions: a run folder, a YAML file, or 'reference' (assumed).", complete.actions, "--actions"
     ),
 ]
 TraceOption = Annotated[
@@ -46,20 +44,13 @@ TraceOption = Annotated[
 def simulate(
     config: Annotated[Path | None, typer.Argument(help="green.yaml with carbon, policy and precision.")] = None,
     run: Annotated[
-        Path | None,
-        typer.Option(
-            "--run", help="Replay a run folder: what would others have done?", autocompletion=complete.run_folders
-        ),
+        Path | None, complete.option("Replay a run folder: what would others have done?", complete.run_folders, "--run")
     ] = None,
     trace: TraceOption = None,
     actions: ActionsOption = None,
     policy: Annotated[
         list[str] | None,
-        typer.Option(
-            "--policy",
-            help="Policy to compare, may be repeated; the usual ones if none.",
-            autocompletion=complete.policies,
-        ),
+        complete.option("Policy to compare, may be repeated; the usual ones if none.", complete.policies, "--policy"),
     ] = None,
     slack: Annotated[
         list[float] | None,
@@ -71,10 +62,7 @@ def simulate(
     out: Annotated[Path | None, typer.Option(help="Folder for table.csv, result.json and pictures.")] = None,
     pictures: Annotated[
         str,
-        typer.Option(
-            help="Format of the pictures: png, svg, pdf or none.",
-            autocompletion=complete.one_of("png", "svg", "pdf", NONE),
-        ),
+        complete.option("Format of the pictures: png, svg, pdf or none.", complete.one_of("png", "svg", "pdf", NONE)),
     ] = "png",
     as_json: JsonOption = False,
 ) -> None:
@@ -124,9 +112,7 @@ def plan(
     grams: Annotated[
         float | None, typer.Option(help="In place of tokens: as many as these grams of CO2e are enough for.")
     ] = None,
-    zones: Annotated[
-        str, typer.Option(help="Grid zones, as in US-CAL-CISO,US-MIDA-PJM.", autocompletion=complete.grid_zones)
-    ] = "",
+    zones: Annotated[str, complete.option("Grid zones, as in US-CAL-CISO,US-MIDA-PJM.", complete.grid_zones)] = "",
     actions: ActionsOption = None,
     start: Annotated[
         str | None, typer.Option(help="Earliest start with its offset (ISO 8601); the next full hour if none.")

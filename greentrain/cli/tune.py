@@ -28,8 +28,7 @@ def batch(
     default: Annotated[int | None, typer.Option(help="Usual size, tried first; the middle one if none.")] = None,
     lower: Annotated[bool, typer.Option("--lower", help="The metric falls, as a loss does.")] = False,
     objective: Annotated[
-        str,
-        typer.Option(help="energy, carbon or cost.", autocompletion=complete.one_of("energy", "carbon", "cost")),
+        str, complete.option("energy, carbon or cost.", complete.one_of("energy", "carbon", "cost"))
     ] = "energy",
     price_kwh: Annotated[float, typer.Option(help="Price of a kWh, for --objective cost.")] = 0.0,
     price_hour: Annotated[float, typer.Option(help="Price of an hour of the whole job, for cost.")] = 0.0,
@@ -74,9 +73,7 @@ def pipeline(
     micro_batches: Annotated[int, typer.Option(help="Micro-batches of a step.")],
     tokens: Annotated[float, typer.Option(help="Tokens of a step of one pipeline.")],
     waiting_w: Annotated[float, typer.Option(help="Power of a device that waits for another stage.")],
-    schedule: Annotated[
-        str, typer.Option(help="1f1b or gpipe.", autocompletion=complete.one_of("1f1b", "gpipe"))
-    ] = "1f1b",
+    schedule: Annotated[str, complete.option("1f1b or gpipe.", complete.one_of("1f1b", "gpipe"))] = "1f1b",
     devices: Annotated[int, typer.Option(help="Devices of a stage.")] = 1,
     pipelines: Annotated[str, typer.Option(help="Pipelines side by side that a plan may use, as in 1,2,4.")] = "1",
     out: OutOption = None,
