@@ -207,15 +207,9 @@ def by_roofline(
     year: int | None = None,
     of: MfuTable | None = None,
 ) -> Hours:
-    """Return device-hours of the best layout, times what real runs took beside it.
+    """Return device-hours of the best layout, times what real runs took beside it: ``of``, or the package's.
 
-    Args:
-        shape: The model; its layers and widths are known.
-        workload: Workload of the run.
-        cluster: Number of devices, or the time limit that asks for it.
-        device: Device that the cluster consists of.
-        year: Year of a run of the past; None: today's software.
-        of: Shares of real hours that the optimum is; None: the package's.
+    Other arguments are those of :func:`by_blend`.
 
     Raises:
         ConfigError: Nothing fits into the devices' memory (the largest term is named), or only the size is known.
@@ -442,13 +436,7 @@ def by_auto(
 ) -> Hours:
     """Return device-hours by the blend; by the table, with a warning that says why, where no layout can be searched.
 
-    Args:
-        shape: The model.
-        workload: Workload of the run. A batch as large as the default counts as not given.
-        cluster: Number of devices, or the time limit that asks for it.
-        device: Device that the cluster consists of.
-        year: Year of a run of the past; None: today's software.
-        of: Tables learnt from published runs; None: the package's.
+    Arguments are those of :func:`by_blend`. A batch as large as the default counts as not given.
 
     Raises:
         ConfigError: The device has no peak for the workload's precision.

@@ -1,4 +1,4 @@
-"""Figures of the accounting standards: Software Carbon Intensity and GHG Protocol scope 2.
+"""Software Carbon Intensity.
 
 SCI (ISO/IEC 21031:2024) is ``(E x I + M) per R``. E is the energy of the hardware reserved, facility overhead
 included; I is location-based, contracts do not count; M is the embodied share. For training, the SCI for AI
@@ -10,8 +10,6 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
-
-from greentrain.types import grams
 
 FLOP_PER_PARAMETER_TOKEN: Final = 6.0
 """Training FLOP of a dense transformer per parameter and token, forward 2 and backward 4 (Kaplan et al.,
@@ -79,37 +77,3 @@ def sci_scores(
         )
         for unit, count in units
     ]
-
-
-def scope2(
-    *,
-    energy_j: float,
-    pue: float,
-    operational_g: float | None,
-    market_g_per_kwh: float | None,
-    factor_source: str,
-    factor_kind: str,
-    time_resolution: str,
-) -> dict[str, Any]:
-    """Return the emissions of purchased electricity by both methods of the GHG Protocol (Scope 2 Guidance, 2015).
-
-    They are for whoever runs the hardware; to a tenant of a cloud the same grams are scope 3. ``scope2_location_g`` is
-    by the grid's average factor, None where no intensity was known; ``scope2_market_g`` by the contracted one, None
-    where there is no contract. Offsets never count.
-
-    Args:
-        energy_j: Energy of the IT equipment (J).
-        pue: Power usage effectiveness, at least 1.
-        operational_g: Location-based emissions as booked, interval by interval (gCO2e), or None.
-        market_g_per_kwh: Contracted intensity (g/kWh), or None.
-        factor_source: The body that states the location-based factor.
-        factor_kind: ``average`` or ``marginal``. The location-based method asks for an average.
-        time_resolution: The time that the factor is an average over.
-    """
-    return {
-        "scope2_location_g": operational_g,
-        "scope2_market_g": None if market_g_per_kwh is None else grams(energy_j * pue, market_g_per_kwh),
-        "factor_source": factor_source,
-        "factor_kind": factor_kind,
-        "time_resolution": time_resolution,
-    }

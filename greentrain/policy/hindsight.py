@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from greentrain.errors import ConfigError
 from greentrain.policy.menu import Menu
 from greentrain.policy.waterfill import solve
-from greentrain.types import G_PER_KG, J_PER_KWH, S_PER_HOUR
+from greentrain.types import J_PER_KWH, S_PER_HOUR
 
 Array = NDArray[np.float64]
 
@@ -45,10 +45,6 @@ class HindsightScore:
     """Why a number is None, by its name: ``saving_vs_static``, ``saving_vs_blind`` or ``regret``."""
     static_name: str
     """What the usual training is, in the menu's words."""
-    watts_from: str
-    """Where the menu's watts are from: ``measured``, ``modelled``, ``mixed`` or ``assumed``."""
-    intensity_from: str
-    """Where the intensity is from."""
 
     @property
     def saving_vs_static(self) -> float | None:
@@ -66,23 +62,6 @@ class HindsightScore:
         saving = _saving(self.actual_g, self.oracle_g)
         return None if saving is None else -saving
 
-    def lines(self) -> list[str]:
-        """Return the three numbers as sentences, and what they rest on."""
-        told = (
-            (STATIC, f"against {self.static_name} at once", self.saving_vs_static, self.static_g),
-            (BLIND, "against the best plan that does not look at the grid", self.saving_vs_blind, self.blind_g),
-            (REGRET, "more than the best plan in hindsight", self.regret, self.oracle_g),
-        )
-        out = []
-        for name, what, number, grams in told:
-            if number is None or grams is None or self.actual_g is None:
-                out.append(f"{what}: not known, as {self.unknown[name]}")
-                continue
-            saved = "" if name == REGRET else " saved" if number >= 0 else " more"
-            share = number if name == REGRET else abs(number)
-            out.append(f"{share:.1%}{saved} {what} ({_kg(self.actual_g)} in place of {_kg(grams)})")
-        return [*out, f"watts: {self.watts_from}; intensity: {self.intensity_from}"]
-
 
 def judge(
     g_per_kwh: Array,
@@ -91,7 +70,6 @@ def judge(
     tokens: float,
     actual_g: float | None,
     *,
-    intensity_from: str,
     fp8_max_share: float = 1.0,
     why_unknown: str = "what the run emitted is not known",
 ) -> HindsightScore:
@@ -100,10 +78,9 @@ def judge(
     Args:
         g_per_kwh: (h,) intensity of each column from the start on, NaN where unknown.
         weights_s: (h,) time in each column until the deadline (s).
-        menu: Menu of the choices that the job had; ``menu.provenance`` says where its watts are from.
+        menu: Menu of the choices that the job had.
         tokens: Trained.
         actual_g: Emitted by IT power, PUE left out; None where not known.
-        intensity_from: Source of the intensity, for people.
         fp8_max_share: Largest share of the time in FP8 that was allowed.
         why_unknown: Why ``actual_g`` is None.
     """
@@ -135,8 +112,6 @@ def judge(
         oracle_g=found[REGRET],
         unknown=unknown,
         static_name=menu.names()[menu.static],
-        watts_from=menu.provenance,
-        intensity_from=intensity_from,
     )
 
 
@@ -194,7 +169,3 @@ def _saving(actual_g: float | None, other_g: float | None) -> float | None:
     if actual_g is None or other_g is None or other_g == 0.0 or math.isnan(actual_g):
         return None
     return 1.0 - actual_g / other_g
-
-
-def _kg(grams: float) -> str:
-    return f"{grams / G_PER_KG:.4g} kg" if grams >= G_PER_KG else f"{grams:.4g} g"

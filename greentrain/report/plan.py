@@ -390,7 +390,6 @@ def three_numbers(plan: PlanRecord, actual: KnownGrams, word: str, fp8_max_share
         menu_of(plan.facts, plan.speed_of_table, plan.power_of_table),
         plan.tokens_done,
         actual.grams,
-        intensity_from="the run",
         fp8_max_share=fp8_max_share,
         why_unknown=actual.reason,
     )

@@ -22,7 +22,7 @@ from greentrain.ledger.bookkeeper import BLURRED, RESOLVED
 from greentrain.ledger.journal import ATTRIBUTION, CLOCKS, SHARED, WRONG_DATA, add_states
 from greentrain.ledger.reader import RankRecord, RunRecord
 from greentrain.ledger.run_folder import ESTIMATE
-from greentrain.ledger.sci import sci_scores, scope2
+from greentrain.ledger.sci import sci_scores
 from greentrain.ledger.totals import DeviceSums, EntrySums, Totals, stage_uses
 from greentrain.ledger.uncertainty import Interval, RunIntervals, intervals
 from greentrain.ledger.water import water_figures
@@ -588,16 +588,6 @@ def facility_figures(record: RunRecord, sums: EntrySums, energy_j: float | None)
     }
 
 
-def cue_kg_per_kwh(operational_g: float | None, priced_j: float) -> float | None:
-    """Return the CUE of the energy whose intensity is known (kgCO2e/kWh); None where there is none.
-
-    Args:
-        operational_g: Location-based emissions, PUE included (g).
-        priced_j: IT energy whose intensity is known (J).
-    """
-    return None if operational_g is None or priced_j <= 0 else operational_g / G_PER_KG / kwh_from_j(priced_j)
-
-
 def told_of(rank: RankRecord) -> dict[str, Any]:
     """Return what a summary says of one rank's books beside their totals: how phases are told, and intervals.
 
@@ -773,7 +763,9 @@ def carbon_figures(record: RunRecord, totals: Totals, sums: EntrySums, energy: M
         "emissions_include": ["operational"] + (["embodied (mid)"] if mid is not None else []),
         "complete": energy_j is not None and totals.unpriced_j == 0,
         "unpriced_j": totals.unpriced_j if energy_j is not None else None,
-        "cue_kg_per_kwh": cue_kg_per_kwh(operational_g, priced_j),
+        "cue_kg_per_kwh": (
+            None if operational_g is None or priced_j <= 0 else operational_g / G_PER_KG / kwh_from_j(priced_j)
+        ),
         "intensity_g_per_kwh": grams_here / priced_facility_j * J_PER_KWH if priced_facility_j > 0 else None,
         "intensity_min_g_per_kwh": sums.g_per_kwh and sums.g_per_kwh[0],
         "intensity_max_g_per_kwh": sums.g_per_kwh and sums.g_per_kwh[1],
@@ -1172,23 +1164,24 @@ def sci_fields(summary: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def scope2_fields(summary: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return GHG Protocol scope 2 by both methods; None where no energy is known.
+    """Return purchased electricity by both methods of the GHG Protocol (Scope 2 Guidance, 2015); None without energy.
 
-    The contracted factor is one for the whole run, so the mean PUE by energy gives the exact product.
+    They are for whoever runs the hardware; to a tenant of a cloud the same grams are scope 3. ``scope2_location_g`` is
+    by the grid's factor, which is to be an average, as booked, interval by interval; None where no intensity was known.
+    ``scope2_market_g`` is by the contracted factor, which is one for the whole run; None without a contract. Offsets
+    never count.
     """
     carbon, energy = summary["carbon"], summary["energy"]
     if energy["energy_j"] is None:
         return None
     sources = carbon["sources"]
-    return scope2(
-        energy_j=energy["energy_j"],
-        pue=energy["pue"],
-        operational_g=carbon["operational_location_g"],
-        market_g_per_kwh=carbon["market_g_per_kwh"],
-        factor_source="; ".join(dict.fromkeys(f"{s['zone']}: {s['source']}" for s in sources)) or "unknown",
-        factor_kind=", ".join(dict.fromkeys(s["basis"] for s in sources)) or "unknown",
-        time_resolution=carbon["signal"].get("resolution") or "not stated",
-    )
+    return {
+        "scope2_location_g": carbon["operational_location_g"],
+        "scope2_market_g": carbon["operational_market_g"],
+        "factor_source": "; ".join(dict.fromkeys(f"{s['zone']}: {s['source']}" for s in sources)) or "unknown",
+        "factor_kind": ", ".join(dict.fromkeys(s["basis"] for s in sources)) or "unknown",
+        "time_resolution": carbon["signal"].get("resolution") or "not stated",
+    }
 
 
 def comparisons(summary: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -315,8 +315,7 @@ def _compared(
         deadline_s=deadline_s,
         lines=lines,
         verdict=judge(
-            g_per_kwh, weights_s, menu, told.tokens, told.grams, intensity_from=trace.source,
-            why_unknown=told.why_unknown,
+            g_per_kwh, weights_s, menu, told.tokens, told.grams, why_unknown=told.why_unknown,
         ),
         scene=Scene(
             title=f"{told.run_id}: {count(told.tokens)} {told.unit}, {told.policy}; and what others would have done",

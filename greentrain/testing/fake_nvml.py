@@ -89,6 +89,14 @@ _WORDS_AFTER = (
 )
 
 
+_AS_SAID = (
+    *("mig_supported", "architecture", "tick_s", "tick_phase_s", "refresh_s", "averaging_s", "window_s"),
+    *("counter_start_j", "may_set", "obeys_limit", "clock_reasons", "utilisation", "memory_utilisation"),
+    "temperature_c",
+)
+"""Words and doubles that are called, and mean, the same in a FakeGpu."""
+
+
 class GpuMirror(ctypes.Structure):
     """Mirror of ``gpu``."""
 
@@ -125,43 +133,6 @@ class ConfigState(ctypes.Structure):
         ("driver_version", ctypes.c_char * 80),
         ("gpu", GpuMirror * GPUS),
     ]
-
-
-def _on_s(wave: Any, t_s: float) -> float:
-    whole = math.floor(t_s / wave.period_s)
-    on_s = float(wave.duty * wave.period_s)
-    return float(whole * on_s + min(t_s - whole * wave.period_s, on_s))
-
-
-def _wave_j(wave: Any, low_w: float, high_w: float, u_s: float) -> float:
-    total_j = low_w * u_s
-    if wave.period_s > 0:
-        total_j += (high_w - low_w) * (_on_s(wave, u_s + wave.phase_s) - _on_s(wave, wave.phase_s))
-    return float(total_j)
-
-
-def _cut_j(gpu: Any, limit_w: float, t_s: float) -> float:
-    total_j = 0.0
-    for i in range(gpu.segments):
-        start_s, wave = gpu.segment[i].start_s, gpu.segment[i].wave[0]
-        end_s = min(t_s, gpu.segment[i + 1].start_s) if i + 1 < gpu.segments else t_s
-        if start_s < t_s:
-            total_j += _wave_j(wave, min(wave.low_w, limit_w), min(wave.high_w, limit_w), end_s - start_s)
-    return total_j
-
-
-def energy_j(gpu: Any, t_s: float) -> float:
-    """Return the true energy of a GPU from its epoch to a monotonic time (J)."""
-    if gpu.obeys_limit:
-        change = gpu.limit[max((i for i in range(gpu.limits) if gpu.limit[i].at_s <= t_s), default=0)]
-        since_j = _cut_j(gpu, change.limit_w, t_s) - _cut_j(gpu, change.limit_w, change.at_s)
-        return float(change.base_j + since_j)
-    segment = gpu.segment[max((i for i in range(gpu.segments) if gpu.segment[i].start_s <= t_s), default=0)]
-    u_s = t_s - segment.start_s
-    total_j = float(segment.base_j)
-    for wave in segment.wave[: segment.waves]:
-        total_j += _wave_j(wave, wave.low_w, wave.high_w, u_s)
-    return total_j
 
 
 SOURCE: Final = Path(__file__).with_name("fake_nvml.c")
@@ -439,20 +410,18 @@ class FakeDriver:
             self._show(gpu, pids)
         if sm_utils is not None:
             gpu.sm_util[: len(sm_utils)] = list(sm_utils)
-        if clock_reasons is not None:
-            gpu.clock_reasons = clock_reasons
         if utilisation is not None:
             gpu.utilisation, gpu.memory_utilisation = utilisation
-        if temperature_c is not None:
-            gpu.temperature_c = temperature_c
-        if may_set is not None:
-            gpu.may_set = may_set
+        plain = {"clock_reasons": clock_reasons, "temperature_c": temperature_c, "may_set": may_set}
+        for name, value in plain.items():
+            if value is not None:
+                setattr(gpu, name, value)
         return when_s
 
     def true_energy_j(self, device: int, t0_s: float, t1_s: float) -> float:
         """Return what a GPU really used between two monotonic times (J), exactly."""
         gpu = self._gpu(device)
-        return energy_j(gpu, t1_s) - energy_j(gpu, t0_s)
+        return self._energy_j(gpu, t1_s) - self._energy_j(gpu, t0_s)
 
     def calls(self, device: int, function: str) -> int:
         """Return how often all processes have called a function (or read a field) of a GPU."""
@@ -492,10 +461,14 @@ class FakeDriver:
         for key, value in values.items():
             setattr(behaviour, key, value)
 
+    def _energy_j(self, gpu: Any, t_s: float) -> float:
+        """Return the true energy of a GPU from its epoch to a monotonic time (J), by the driver's own closed form."""
+        return float(self._lib.fake_nvml_energy_j(ctypes.byref(gpu), ctypes.c_double(t_s)))
+
     def _limit(self, gpu: Any, limit_w: float) -> None:
         _at_most("limits", gpu.limits + 1, LIMITS)
         change, now_s = gpu.limit[gpu.limits], time.monotonic() if gpu.limits else self.epoch_s
-        change.base_j = energy_j(gpu, now_s) if gpu.limits else 0.0
+        change.base_j = self._energy_j(gpu, now_s) if gpu.limits else 0.0
         change.at_s, change.limit_w = now_s, limit_w
         gpu.limits += 1
         gpu.limit_mw = round(1000 * limit_w)
@@ -509,7 +482,7 @@ class FakeDriver:
         _at_most("power changes", gpu.segments + 1, SEGMENTS)
         _at_most("waves", len(power), 1 if gpu.obeys_limit else WAVES)
         segment = gpu.segment[gpu.segments]
-        segment.base_j = energy_j(gpu, start_s) if gpu.segments else 0.0
+        segment.base_j = self._energy_j(gpu, start_s) if gpu.segments else 0.0
         segment.start_s = start_s
         segment.waves = len(power)
         for slot, wave in enumerate(power):
@@ -524,22 +497,17 @@ class FakeDriver:
         gpu.bus_id = f"00000000:{position + 1:02X}:00.0".encode()
         for slot, uuid in enumerate(source.mig_uuids):
             gpu.mig_uuid[slot].text = uuid.encode()
-        gpu.migs, gpu.mig_supported, gpu.c2c = len(source.mig_uuids), source.mig_supported, source.grace_hopper
-        gpu.architecture, (gpu.compute_major, gpu.compute_minor) = source.architecture, source.compute_capability
-        gpu.tick_s, gpu.tick_phase_s, gpu.refresh_s = source.tick_s, source.tick_phase_s, source.refresh_s
-        gpu.averaging_s, gpu.window_s, gpu.counter_start_j = source.averaging_s, source.window_s, source.counter_start_j
-        gpu.lost_at_s = math.inf
+        for name in _AS_SAID:
+            setattr(gpu, name, getattr(source, name))
+        gpu.migs, gpu.c2c, gpu.lost_at_s = len(source.mig_uuids), source.grace_hopper, math.inf
+        gpu.compute_major, gpu.compute_minor = source.compute_capability
         gpu.limit_min_mw, gpu.limit_max_mw, gpu.limit_default_mw = (round(1000 * w) for w in source.limits_w)
-        gpu.may_set, gpu.obeys_limit = source.may_set, source.obeys_limit
         gpu.limit_enforced_mw, gpu.limit_step_mw = (
             round(1000 * w) for w in (source.enforced_w or 0.0, source.limit_step_w)
         )
-        gpu.clock_reasons = source.clock_reasons
         gpu.app_clock_mhz, gpu.app_clock_default_mhz = source.app_clocks_mhz or (0, 0)
         gpu.gpu_clock_min_mhz, gpu.gpu_clock_max_mhz = 210, 1410
         gpu.memory_clock_min_mhz, gpu.memory_clock_max_mhz = 1593, 1593
-        gpu.utilisation, gpu.memory_utilisation = source.utilisation, source.memory_utilisation
-        gpu.temperature_c = source.temperature_c
         self._show(gpu, [pid for pid in (source.pid, *source.pids) if pid])
         gpu.sm_util[: len(source.sm_utils)] = list(source.sm_utils)
         gpu.mig_sms[: len(source.mig_sms)] = list(source.mig_sms)
@@ -575,6 +543,7 @@ def _function_numbers(lib: ctypes.CDLL) -> dict[str, int]:
     lib.fake_nvml_config_size.restype = ctypes.c_int64
     lib.fake_nvml_function_name.restype = ctypes.c_char_p
     lib.fake_nvml_configure.argtypes = [ctypes.c_char_p]
+    lib.fake_nvml_energy_j.restype = ctypes.c_double
     size = lib.fake_nvml_config_size()
     if size != ctypes.sizeof(ConfigState):
         raise RuntimeError(f"fake_nvml.c has a state of {size} bytes, fake_nvml.py of {ctypes.sizeof(ConfigState)}")

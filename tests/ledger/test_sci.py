@@ -1,6 +1,6 @@
 import pytest
 
-from greentrain.ledger.sci import sci_scores, scope2
+from greentrain.ledger.sci import sci_scores
 
 
 def test_scores_of_every_unit() -> None:
@@ -43,35 +43,3 @@ def test_incomplete_knowledge_is_said(embodied_g: float | None, unpriced_j: floa
     )
     assert not score.complete
     assert score.to_dict()["embodied_g"] == embodied_g
-
-
-def test_scope2_reports_both_methods() -> None:
-    figures = scope2(
-        energy_j=3.6e6,
-        pue=1.5,
-        operational_g=600.0,
-        market_g_per_kwh=10.0,
-        factor_source="EIA",
-        factor_kind="average",
-        time_resolution="hour",
-    )
-    assert figures == {
-        "scope2_location_g": 600.0,
-        "scope2_market_g": pytest.approx(15.0),
-        "factor_source": "EIA",
-        "factor_kind": "average",
-        "time_resolution": "hour",
-    }
-
-
-def test_no_contract_is_null_not_zero() -> None:
-    figures = scope2(
-        energy_j=3.6e6,
-        pue=1.0,
-        operational_g=None,
-        market_g_per_kwh=None,
-        factor_source="",
-        factor_kind="average",
-        time_resolution="",
-    )
-    assert figures["scope2_market_g"] is None and figures["scope2_location_g"] is None

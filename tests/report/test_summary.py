@@ -403,6 +403,24 @@ def test_market_grams_follow_the_contract(tmp_path: Path) -> None:
     assert s["scope2"]["scope2_market_g"] == 0.0
 
 
+def test_scope2_reports_both_methods(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, config={"carbon": {"market_g_per_kwh": 10.0, "pue": 1.5}})
+    s = _summary(folder.rank(0, [GPU], [entry(T0_S, T0_S + 10, {"GPU-0": device(3.6e6)}, pue=1.5)]).path)
+    assert s["scope2"] == {
+        "scope2_location_g": s["carbon"]["operational_location_g"],
+        "scope2_market_g": pytest.approx(15.0),
+        "factor_source": "FRA: test grid, 2025",
+        "factor_kind": "average",
+        "time_resolution": "not stated",
+    }
+
+
+def test_no_contract_is_null_not_zero(tmp_path: Path) -> None:
+    blind = [entry(T0_S, T0_S + 10, {"GPU-0": device(3.6e6)}, g_per_kwh=None)]
+    found = _summary(Folder(tmp_path).rank(0, [GPU], blind).path)["scope2"]
+    assert found["scope2_market_g"] is None and found["scope2_location_g"] is None
+
+
 def test_every_assumption_has_a_source(tmp_path: Path) -> None:
     entries = [entry(T0_S, T0_S + 10, {"GPU-0": device(1.0), "dram": device(1.0, Provenance.MODELLED)}, embodied_g=0.1)]
     s = _summary(Folder(tmp_path).rank(0, [GPU, DRAM], entries).path)

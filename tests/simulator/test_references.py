@@ -31,7 +31,7 @@ def test_they_are_those_of_a_run_in_hindsight(menu: Menu) -> None:
     known = references(grid, jobs, menu)
     for i in range(3):
         seen, seconds = grid.window(float(jobs.start_unix_s[i]), float(jobs.deadline_s[i]))
-        verdict = judge(seen, seconds, menu, float(jobs.tokens[i]), 1.0, intensity_from="a trace")
+        verdict = judge(seen, seconds, menu, float(jobs.tokens[i]), 1.0)
         assert known.static_g[i] == pytest.approx(verdict.static_g)
         assert known.blind_g[i] == pytest.approx(verdict.blind_g)
         assert known.oracle_g[i] == pytest.approx(verdict.oracle_g)
