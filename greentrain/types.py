@@ -8,7 +8,7 @@ conversions below and nowhere else.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Final, NamedTuple, Protocol, runtime_checkable
@@ -444,17 +444,7 @@ class GearUse:
     samples: int = 0
 
     def __add__(self, other: "GearUse") -> "GearUse":
-        return GearUse(
-            energy_j=self.energy_j + other.energy_j,
-            modelled_j=self.modelled_j + other.modelled_j,
-            missing_s=self.missing_s + other.missing_s,
-            device_s=self.device_s + other.device_s,
-            shared_s=self.shared_s + other.shared_s,
-            seconds=self.seconds + other.seconds,
-            steps=self.steps + other.steps,
-            tokens=self.tokens + other.tokens,
-            samples=self.samples + other.samples,
-        )
+        return GearUse(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
 
     @property
     def is_known(self) -> bool:

@@ -19,8 +19,10 @@ A user's YAML has the format of ``utils/devices.toml``. A name of the table with
 import dataclasses
 import functools
 import re
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
@@ -236,14 +238,6 @@ def _words(name: str) -> frozenset[str]:
     return frozenset(re.findall(r"[a-z0-9]+", text)) - _NOISE
 
 
-_MEGATRON: Final = "eight step times of Megatron-LM on A100-80GB, 22B to 1T (arXiv 2205.05198, table 5)"
-_OURS: Final = "no published measurement; benchmarks/estimator_steps.py shows what follows from it"
-
-
-def _assumed(value: float, source: str = _OURS, unit: str = "1") -> SourcedNumber:
-    return SourcedNumber(value=value, unit=unit, kind=SourceKind.ASSUMED, source=source)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Practice:
     """Constants of the roofline. Shares are of the datasheet's figure; "exposed" is what does not hide behind work."""
@@ -278,40 +272,24 @@ class Practice:
         )
 
 
-ETA: Final = {
-    "v100": _assumed(0.66, "as H100"),
-    "a100": SourcedNumber(value=0.71, unit="1", kind=SourceKind.FITTED, source=_MEGATRON),
-    "h100": _assumed(0.66, "set so that GPT-3 175B reaches the 47 % at 96 devices of Megatron-LM's README; recalled"),
-    "b200": _assumed(0.66, "as H100"),
-    "tpu": _assumed(0.85, "systolic arrays without waves; never compared with a step time"),
-}
-ETA_OTHER: Final = _assumed(0.60, "a family without any step time to compare with")
-ETA_FP8: Final = _assumed(0.85, "of the 16-bit share: scaling and casting of FP8; recalled from Transformer Engine")
-UNITS: Final = {
-    family: SourcedNumber(value=units, unit="units", kind=SourceKind.DATASHEET, source=source)
-    for family, units, source in (
-        ("v100", 80, "V100: 80 multiprocessors"),
-        ("a100", 108, "A100: 108 multiprocessors"),
-        ("h100", 132, "H100 SXM: 132 multiprocessors; PCIe has 114"),
-        ("b200", 148, "B200: 148 multiprocessors"),
-        ("tpu", 8, "TPU v4: 2 cores of 4 matrix units; recalled"),
-    )
-}
-UNITS_OTHER: Final = _assumed(100, "a family without an entry", "units")
+_UNITS: Final = {"units": "units", "expert_nodes": "nodes", "reserve_bytes": "B"}
+"""Of what is no share."""
 
-_COMMON: Final = {
-    "memory_rate": _assumed(0.85, "streaming kernels on GPUs reach 80 to 90 %; recalled"),
-    "link_rate": _assumed(0.75, "large all-reduces inside a node reach 70 to 80 % of the links; recalled"),
-    "network_rate": _assumed(0.80, "large all-reduces between nodes; recalled"),
-    "exposed_tensor": _assumed(1.0, "all-reduces of tensor parallelism hide nowhere, as in Megatron-LM of 2022"),
-    "exposed_pipeline": _assumed(0.3),
-    "exposed_data": _assumed(0.08),
-    "exposed_experts": _assumed(0.5),
-    "exposed_experts_pipelined": _assumed(0.3, "as above; micro-batches of two directions overlap"),
-    "expert_nodes": _assumed(4.0, "DeepSeek-V3 sends a token to 4 nodes at most (arXiv 2412.19437)", "nodes"),
-    "memory_share": _assumed(0.92, "the rest is lost to fragments of the allocator"),
-    "reserve_bytes": _assumed(2.5e9, "context, libraries and buffers of collectives; recalled", "B"),
-}
+
+def _read_practice() -> dict[str, dict[str, SourcedNumber]]:
+    text = resources.files("greentrain.estimate").joinpath("practice.toml").read_text(encoding="utf-8")
+    return {
+        group: {
+            name: sourced(row, _UNITS.get(group, _UNITS.get(name, "1")), f"practice.toml: {group}.{name}", {})
+            for name, row in rows.items()
+        }
+        for group, rows in tomllib.loads(text).items()
+    }
+
+
+_PRACTICE: Final = _read_practice()
+ETA: Final = _PRACTICE["eta"]
+"""By family, share of the peak that large matrix products reach."""
 
 
 def is_known(accelerator: Accelerator) -> bool:
@@ -321,15 +299,17 @@ def is_known(accelerator: Accelerator) -> bool:
 
 def practice_of(accelerator: Accelerator, precision: Gear) -> Practice:
     """Return the constants for a device in one precision."""
-    eta = ETA.get(accelerator.family, ETA_OTHER)
+    other = _PRACTICE["other"]
+    eta, fp8 = ETA.get(accelerator.family, other["eta"]), other["fp8"]
     if precision.is_low:
-        eta = _assumed(eta.value * ETA_FP8.value, f"{ETA_FP8.value} x {eta.value}: {ETA_FP8.source}; {eta.source}")
-    return Practice(
-        eta=eta,
-        units=UNITS.get(accelerator.family, UNITS_OTHER),
-        attention=_assumed(0.45, "fused attention in BF16 on A100 and H100; recalled"),
-        **_COMMON,
-    )
+        eta = SourcedNumber(
+            value=eta.value * fp8.value,
+            unit="1",
+            kind=SourceKind.ASSUMED,
+            source=f"{fp8.value} x {eta.value}: {fp8.source}; {eta.source}",
+        )
+    units = _PRACTICE["units"].get(accelerator.family, other["units"])
+    return Practice(eta=eta, units=units, **_PRACTICE["common"])
 
 
 def peak_flop_s(accelerator: Accelerator, precision: Gear) -> float:

@@ -5,8 +5,10 @@ most. What a shape cannot say of a model stands in the notes.
 """
 
 import json
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,44 +45,11 @@ class _Family:
     """Key of an expert's width."""
 
 
-_GEMMA3: Final = {
-    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262208,
-    "intermediate_size": 9216, "num_hidden_layers": 26, "hidden_size": 2304,
-}  # fmt: skip
 _FAMILIES: Final[Mapping[str, _Family]] = {
-    "llama": _Family(),
-    "mistral": _Family(defaults={"num_key_value_heads": 8}),
-    "qwen2": _Family(kv_heads_needed=True),
-    "qwen3": _Family(kv_heads_needed=True, defaults={"head_dim": 128}),
-    "phi": _Family(gated=False),
-    "phi3": _Family(),
-    "olmo": _Family(),
-    "olmo2": _Family(),
-    "olmo3": _Family(),
-    "glm": _Family(defaults={"num_key_value_heads": 2, "head_dim": 128}),
-    "glm4": _Family(defaults={"num_key_value_heads": 2, "head_dim": 128}),
-    "gemma": _Family(tied=True, kv_heads_needed=True, defaults={"head_dim": 256}),
-    "gemma2": _Family(tied=True, kv_heads_needed=True, defaults={"head_dim": 256}),
-    "gemma3_text": _Family(tied=True, defaults=_GEMMA3),
-    "smollm3": _Family(tied=True, kv_heads_needed=True),
-    "granite": _Family(),
-    "starcoder2": _Family(gated=False, tied=True, kv_heads_needed=True),
-    "gpt_neox": _Family(gated=False),
-    "gpt2": _Family(gated=False, tied=True),
-    "gpt_bigcode": _Family(gated=False, tied=True),
-    "opt": _Family(gated=False, tied=True),
-    "bloom": _Family(gated=False, tied=True),
-    "falcon": _Family(gated=False, tied=True),
-    "mixtral": _Family(defaults={"num_key_value_heads": 8}, experts="num_local_experts", width="intermediate_size"),
-    "olmoe": _Family(experts="num_experts", width="intermediate_size"),
-    "gpt_oss": _Family(
-        kv_heads_needed=True, defaults={"head_dim": 64}, experts="num_local_experts", width="intermediate_size"
-    ),
-    "qwen2_moe": _Family(kv_heads_needed=True, experts="num_experts"),
-    "qwen3_moe": _Family(kv_heads_needed=True, experts="num_experts"),
-    "glm4_moe": _Family(kv_heads_needed=True, experts="n_routed_experts"),
-    "deepseek_v2": _Family(experts="n_routed_experts"),
-    "deepseek_v3": _Family(experts="n_routed_experts"),
+    kind: _Family(**row)
+    for kind, row in tomllib.loads(
+        resources.files("greentrain.estimate").joinpath("families.toml").read_text(encoding="utf-8")
+    ).items()
 }
 _ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
     "hidden_size": ("n_embd", "n_embed"),

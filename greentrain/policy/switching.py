@@ -22,7 +22,7 @@ width), r rows a width. Costs are grams less the worth of tokens at a price.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Final
 
 import numpy as np
@@ -376,13 +376,7 @@ class JobsOnGrid:
 
     def of(self, jobs: Rows) -> "JobsOnGrid":
         """Return some of the jobs."""
-        return JobsOnGrid(
-            g=self.g[jobs],
-            weights_s=self.weights_s[jobs],
-            tokens=self.tokens[jobs],
-            width=self.width[jobs],
-            held_s=self.held_s[jobs],
-        )
+        return JobsOnGrid(**{f.name: getattr(self, f.name)[jobs] for f in fields(self)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

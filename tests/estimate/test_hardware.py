@@ -6,7 +6,6 @@ from greentrain.errors import ConfigError
 from greentrain.estimate import hardware
 from greentrain.estimate.values import Range
 from greentrain.fpga_backend.roofline.cards import U55C
-from greentrain.ledger.embodied import SERVER_SHARE_KG
 from greentrain.types import Gear
 from greentrain.utils.quantities import SourceKind
 
@@ -80,7 +79,7 @@ def test_peaks_are_dense_and_fp32_is_not_tf32() -> None:
 def test_the_embodied_kilograms_are_those_of_the_accounting() -> None:
     h100 = hardware.find("h100")
     assert h100.embodied_kg == Range.exactly(164.0)
-    assert h100.server_kg == Range.exactly(SERVER_SHARE_KG)
+    assert h100.server_kg == Range.exactly(712.0)
     assert "ISO 14067" in h100.embodied_source
     assert "assumption" in hardware.find("H800").embodied_source
     v5p = hardware.find("TPUv5p").embodied_kg
