@@ -588,8 +588,19 @@ def add_states(sums: dict[str, dict[str, float]], more: Mapping[str, Mapping[str
             into[key] = max(into.get(key, value), value) if key == "max_c" else into.get(key, 0.0) + value
 
 
-def _six_decimals(value: float) -> float:
-    return round(value, 6)
+_PLAIN: Final = {
+    "steps": "steps", "tokens": "tokens", "samples": "samples", "phase_incl_j": "phase_inclusive_j", "pue": "pue",
+    "op_g": "operational_g", "emb_g": "embodied_g",
+}  # fmt: skip
+"""Keys of an entry's record, and the fields that they hold as they are."""
+_CARBON: Final = ("g_per_kwh", "zone", "kind", "basis", "accounting", "source")
+_PRICE: Final = ("per_kwh", "currency", "source", "kind")
+
+
+def _as_text(found: object, names: Iterable[str]) -> dict[str, Any]:
+    """Return fields by name, words of an enumeration as plain text."""
+    values = ((name, getattr(found, name)) for name in names)
+    return {name: str(value) if isinstance(value, str) else value for name, value in values}
 
 
 def entry_to_json(entry: LedgerEntry, *, exact: bool = False) -> dict[str, Any]:
@@ -599,78 +610,55 @@ def entry_to_json(entry: LedgerEntry, *, exact: bool = False) -> dict[str, Any]:
         entry: The entry.
         exact: True leaves times as they are, to be summed; in a journal they have six decimals.
     """
-    round_s = (lambda value: value) if exact else _six_decimals
+
+    def rounded(values: Mapping[str, float], digits: int = 6) -> dict[str, float]:
+        return dict(values) if exact else {key: round(value, digits) for key, value in values.items()}
+
     record: dict[str, Any] = {
         "kind": "entry",
-        "t0": round_s(entry.t0_unix_s),
-        "t1": round_s(entry.t1_unix_s),
-        "steps": entry.steps,
-        "tokens": entry.tokens,
-        "samples": entry.samples,
+        **rounded({"t0": entry.t0_unix_s, "t1": entry.t1_unix_s}),
+        **{key: getattr(entry, name) for key, name in _PLAIN.items()},
         "devices": {
             uid: {
                 "j": d.energy_j,
                 "prov": str(d.provenance),
-                "missing_s": round_s(d.missing_s),
+                **rounded({"missing_s": d.missing_s}),
                 "phases": dict(d.phases),
-                **({"states": _states(d.states, exact=exact)} if d.states else {}),
+                **({"states": {phase: rounded(sums, 3) for phase, sums in d.states.items()}} if d.states else {}),
             }
             for uid, d in entry.devices.items()
         },
-        "phase_s": {k: round_s(v) for k, v in entry.phase_s.items()},
-        "phase_incl_j": dict(entry.phase_inclusive_j),
-        "carbon": {
-            "g_per_kwh": entry.carbon.g_per_kwh,
-            "zone": entry.carbon.zone,
-            "kind": str(entry.carbon.kind),
-            "basis": str(entry.carbon.basis),
-            "accounting": entry.carbon.accounting,
-            "source": entry.carbon.source,
-        },
-        "pue": entry.pue,
-        "op_g": entry.operational_g,
-        "emb_g": entry.embodied_g,
+        "phase_s": rounded(entry.phase_s),
+        "carbon": _as_text(entry.carbon, _CARBON),
     }
     if entry.carbon.relative_error is not None:
         record["carbon"]["error"] = entry.carbon.relative_error
     if entry.price is not None:
-        record["price"] = {
-            "per_kwh": entry.price.per_kwh,
-            "currency": entry.price.currency,
-            "source": entry.price.source,
-            "kind": str(entry.price.kind),
-        }
-        record["cost"] = entry.cost
+        record |= {"price": _as_text(entry.price, _PRICE), "cost": entry.cost}
     if entry.pue_source is not PueSource.CONSTANT:
         record["pue_from"] = str(entry.pue_source)
     if entry.gears:
         record["gears"] = {
-            name: {key: round_s(getattr(use, item)) for key, item in GEAR_KEYS.items()}
+            name: rounded({key: getattr(use, item) for key, item in GEAR_KEYS.items()})
             for name, use in entry.gears.items()
         }
     if entry.references:
-        record["refs"] = {
-            uid: {key: round_s(value) for key, value in told.items()} for uid, told in entry.references.items()
-        }
+        record["refs"] = {uid: rounded(told) for uid, told in entry.references.items()}
     record["step_groups"] = [list(group) for group in entry.step_groups]
     return record
 
 
-def _states(states: Mapping[str, Mapping[str, float]], *, exact: bool) -> dict[str, dict[str, float]]:
-    return {
-        name: {key: value if exact else round(value, 3) for key, value in sums.items()} for name, sums in states.items()
-    }
-
-
 def entry_from_json(record: Mapping[str, Any]) -> LedgerEntry:
     """Read what ``entry_to_json`` wrote."""
-    carbon = record["carbon"]
+    span: dict[str, Any] = {"t0_unix_s": record["t0"], "t1_unix_s": record["t1"]}
+    told, price = record["carbon"], record.get("price")
+    carbon = {name: told[name] for name in _CARBON}
+    carbon |= {"kind": CarbonKind(told["kind"]), "basis": CarbonBasis(told["basis"])}
+    if price is not None:
+        price = {name: price[name] for name in _PRICE} | {"kind": CarbonKind(price["kind"])}
     return LedgerEntry(
-        t0_unix_s=record["t0"],
-        t1_unix_s=record["t1"],
-        steps=record["steps"],
-        tokens=record["tokens"],
-        samples=record["samples"],
+        **span,
+        **{name: record[key] for key, name in _PLAIN.items()},
         devices={
             uid: DeviceEnergy(
                 energy_j=d["j"],
@@ -682,21 +670,7 @@ def entry_from_json(record: Mapping[str, Any]) -> LedgerEntry:
             for uid, d in record["devices"].items()
         },
         phase_s=record["phase_s"],
-        phase_inclusive_j=record["phase_incl_j"],
-        carbon=CarbonPoint(
-            t0_unix_s=record["t0"],
-            t1_unix_s=record["t1"],
-            g_per_kwh=carbon["g_per_kwh"],
-            zone=carbon["zone"],
-            source=carbon["source"],
-            kind=CarbonKind(carbon["kind"]),
-            basis=CarbonBasis(carbon["basis"]),
-            accounting=carbon["accounting"],
-            relative_error=carbon.get("error"),
-        ),
-        pue=record["pue"],
-        operational_g=record["op_g"],
-        embodied_g=record["emb_g"],
+        carbon=CarbonPoint(**span, **carbon, relative_error=told.get("error")),
         step_groups=tuple((g[0], g[1], g[2], g[3]) for g in record["step_groups"]),
         gears={
             name: GearUse(**{item: (UNTOLD | use)[key] for key, item in GEAR_KEYS.items()})
@@ -704,21 +678,7 @@ def entry_from_json(record: Mapping[str, Any]) -> LedgerEntry:
         },
         pue_source=PueSource(record.get("pue_from", PueSource.CONSTANT)),
         references=record.get("refs", {}),
-        price=_price(record),
-    )
-
-
-def _price(record: Mapping[str, Any]) -> PricePoint | None:
-    if (told := record.get("price")) is None:
-        return None
-    kind = CarbonKind(told["kind"])
-    return PricePoint(
-        t0_unix_s=record["t0"],
-        t1_unix_s=record["t1"],
-        per_kwh=told["per_kwh"],
-        currency=told["currency"],
-        source=told["source"],
-        kind=kind,
+        price=None if price is None else PricePoint(**span, **price),
     )
 
 
