@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from greentrain.cli import completion as complete
-from greentrain.cli.terminal import WRONG_INPUT, JsonOption
+from greentrain.cli.terminal import WRONG_INPUT, JsonOption, console
 from greentrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -194,10 +194,7 @@ def estimate(
         if as_json:
             typer.echo(json.dumps(found.to_dict(), indent=1))
         else:
-            from greentrain.cli.terminal import console
-            from greentrain.estimate.result import render
-
-            console().print(render(found))
+            console().print(found)
         _write(found, html, actions, into, quiet=as_json)
 
 

@@ -6,10 +6,10 @@ in no row: the tables do not say what they cost.
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from greentrain.estimate import values
 from greentrain.estimate.carbon import Operational, SciRange
@@ -26,20 +26,13 @@ from greentrain.policy.action_table import ActionTable
 from greentrain.types import S_PER_HOUR, Gear
 from greentrain.utils import quantities
 from greentrain.utils.display import Displayable, Table, View
-from greentrain.utils.quantities import SourceKind
 from greentrain.utils.version import __version__
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.table import Table as RichTable
-
 
 _SCI: Final = {
     "training token": (1e6, "million training tokens"),
     "parameter": (1e6, "million parameters"),
     "FLOP": (1e18, "EFLOP"),
 }
-_STYLE: Final = {SourceKind.ASSUMED: "yellow", SourceKind.GIVEN: "green"}
 _WHAT: Final = {"device": "On", "zone": "In", "precision": "With", "start": "Begun at"}
 
 
@@ -125,21 +118,6 @@ class Estimate(Displayable):
             "warnings": list(self.warnings),
             "relations": _plain(self.relations),
         }
-
-
-def render(found: Estimate) -> "RenderableType":
-    """Return a rich renderable: the figures, the same otherwise, warnings, and every assumption."""
-    from rich.console import Group
-    from rich.text import Text
-
-    parts: list[RenderableType] = [Text(title(found), style="bold"), _table(rows(found))]
-    if found.relations:
-        others = [(_escaped(name), ratio, _escaped(basis)) for name, ratio, basis in relation_rows(found)]
-        parts += [Text("\nThe same run otherwise, in grams of this one", style="bold"), _table(others)]
-    parts += [Text(f"Note: {warning}.", style="yellow") for warning in found.warnings]
-    parts += [Text("\nAssumptions", style="bold"), _table(_assumption_rows(found), columns=4)]
-    parts.append(Text(footing(found), style="dim"))
-    return Group(*parts)
 
 
 def title(found: Estimate) -> str:
@@ -229,31 +207,6 @@ def _per(score: SciRange) -> str:
     return f"per {_SCI[score.unit][1]}" + ("" if score.complete else ", without embodied")
 
 
-def _assumption_rows(found: Estimate) -> Iterator[tuple[str, ...]]:
-    for said in found.assumptions:
-        style = _STYLE.get(said.kind, "")
-        kind = f"[{style}]{said.kind}[/]" if style else said.kind
-        yield _escaped(said.name), _escaped(said.value), kind, _escaped(said.source)
-
-
-def _table(rows: Iterable[Sequence[str]], columns: int = 3) -> "RichTable":
-    from rich.table import Table as RichTable
-
-    table = RichTable(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="dim", no_wrap=True)
-    for _ in range(columns - 1):
-        table.add_column(overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def _escaped(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
-
-
 def estimate_view(found: Estimate) -> View:
     """Return what is shown of an estimate: the figures, the same run otherwise, and every assumption."""
     grams = found.total_g or found.operational.location_g
@@ -291,22 +244,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (bool, int, float, str)) or value is None:
         return value
     return str(value)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
-    """A bar with its bounds, in percent of the widest."""
-
-    name: str
-    text: str
-    low: float
-    mid: float
-    high: float
-
-    @property
-    def label(self) -> str:
-        """For readers who cannot see it."""
-        return f"{self.name}: {self.text}"
 
 
 def render_html(found: Estimate) -> str:
@@ -354,7 +291,8 @@ def _headline(found: Estimate) -> Sequence[tuple[str, str, str]]:
     return shown
 
 
-def _grams(found: Estimate) -> Sequence[tuple[Bar, str]]:
+def _grams(found: Estimate) -> Sequence[tuple[dict[str, Any], str]]:
+    """Return bars with their bounds, in percent of the widest, and their colours."""
     ranges = [
         ("Operational, location-based", found.operational.location_g, "carbon"),
         ("Operational, market-based", found.operational.market_g, "carbon"),
@@ -363,10 +301,11 @@ def _grams(found: Estimate) -> Sequence[tuple[Bar, str]]:
     ]
     top = max((value.high for _, value, _ in ranges if value is not None), default=0.0) or 1.0
 
-    def span(name: str, value: Range | None) -> Bar:
+    def span(name: str, value: Range | None) -> dict[str, Any]:
         drawn = value or Range.exactly(0.0)
         low, mid, high = (round(100 * bound / top, 2) for bound in (drawn.low, drawn.mid, drawn.high))
-        return Bar(name=name, text=values.span(value, quantities.LARGE_MASS), low=low, mid=mid, high=high)
+        text = values.span(value, quantities.LARGE_MASS)
+        return {"name": name, "text": text, "label": f"{name}: {text}", "low": low, "mid": mid, "high": high}
 
     return [(span(name, value), css) for name, value, css in ranges]
 

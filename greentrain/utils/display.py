@@ -84,6 +84,10 @@ class View:
     """A page with more, to which a link leads."""
 
 
+_STYLES: Final = {"assumed": "yellow", "given": "green", "Note": "yellow", "Caveat": "yellow"}
+"""In a terminal, of a cell that says where a figure is from, and of a note by its first word."""
+
+
 class Displayable:
     """A result that notebooks show as tables, and ``print`` as a line."""
 
@@ -104,13 +108,19 @@ class Displayable:
         view = self._view()
         parts: list[RenderableType] = [Text(view.title, style="bold")]
         for grid in view.grids:
+            if grid.title:
+                parts.append(Text(f"\n{grid.title}", style="bold"))
             table = RichTable(box=None, pad_edge=False, show_header=bool(grid.head))
             for i, name in enumerate(grid.head):
                 table.add_column(Text(name), justify="right" if i else "left")
+            if not grid.head:
+                table.add_column(style="dim", no_wrap=True)
+                for _ in range(max(map(len, grid.rows), default=1) - 1):
+                    table.add_column(overflow="fold")
             for row in grid.rows:
-                table.add_row(*map(Text, row))  # not as markup: words come from anybody
+                table.add_row(*(Text(cell, _STYLES.get(cell, "")) for cell in row))  # no markup: words are anybody's
             parts.append(table)
-        return Group(*parts, *(Text(note, style="dim") for note in view.notes))
+        return Group(*parts, *(Text(note, _STYLES.get(note.partition(":")[0], "dim")) for note in view.notes))
 
     def _repr_html_(self) -> str:
         return to_html(self._view())

@@ -16,7 +16,7 @@ from greentrain.estimate.api import Options, estimate
 from greentrain.estimate.cluster import Cluster
 from greentrain.estimate.mfu import of_optimum
 from greentrain.estimate.model_shape import sized
-from greentrain.estimate.result import Estimate, render, render_html
+from greentrain.estimate.result import Estimate, render_html
 from greentrain.estimate.workload import Workload
 from greentrain.report.estimated import _Said
 from greentrain.types import Gear
@@ -160,7 +160,7 @@ def test_the_page_is_escaped_and_asks_no_network() -> None:
 
 def test_the_table_shows_every_assumption_with_its_source(found: Estimate) -> None:
     told = io.StringIO()
-    Console(width=400, file=told).print(render(found))
+    Console(width=400, file=told).print(found)
     text = told.getvalue()
     assert all(said.name in text and said.source[:40] in text for said in found.assumptions)
 
