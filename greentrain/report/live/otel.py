@@ -39,6 +39,7 @@ _TIMEOUTS: Final = ("OTEL_EXPORTER_OTLP_METRICS_TIMEOUT", "OTEL_EXPORTER_OTLP_TI
 _LOGGER: Final = "opentelemetry.exporter.otlp.proto.http.metric_exporter"
 
 Points = Iterable[tuple[float | None, Mapping[str, str]]]
+_Asked = Callable[[Snapshot], Points]
 
 
 class Otel:
@@ -91,40 +92,16 @@ class Otel:
 
     def _instruments(self) -> None:
         counter, gauge = self._meter.create_observable_counter, self._meter.create_observable_gauge
-        for make, name, unit, text, points in (
-            (counter, "energy", "J", "IT energy of the run", _energy),
-            (counter, "sensor.missing", "s", "Time in which a device's energy was not known", self._missing_of),
-            *((gauge, f"sensor.{tick}", "s", told, _told(key)) for tick, key, told in TICKS),
-            (
-                gauge,
-                "utilisation",
-                "1",
-                "Share of the time in which a kernel ran, or memory was accessed",
-                _utilisations,
-            ),
-            (gauge, "temperature", "Cel", "Of a device, mean of the last booked interval", _temperatures),
-            (counter, "slowed", "s", "Time in which a device's clocks were held down", _slowed),
-            (gauge, "phase.error", "1", "Standard error of a phase's energy over it", _phase_errors),
-            (gauge, "phase.energy_per_token", "J/{token}", "Energy of a phase over all tokens of the rank", _stages),
-            (counter, "emissions", "g", "CO2e of the run", _emissions),
-            (gauge, "cost", "1", "Money for electricity, PUE included", _cost),
-            (counter, "steps", "{step}", "Optimizer steps", lambda now: [(now.steps, {})]),
-            (counter, "tokens", "{token}", "Tokens of this rank", lambda now: [(now.tokens or None, {})]),
-            (counter, "samples", "{sample}", "Samples of this rank", lambda now: [(now.samples or None, {})]),
-            (gauge, "power", "W", "Power now", _power),
-            (gauge, "power.limit", "W", "Power limit that the run has set", _limits),
-            (gauge, "carbon.intensity", "g/(kW.h)", "Of the grid, last booked", _intensity),
-            (gauge, "pue", "1", "Facility energy / IT energy", lambda now: [(now.pue, {})]),
-            (gauge, "saved", "g", "CO2e that the plan has saved, by its table", _saved),
-            (gauge, "gear", "1", "1 for the precision gear in use", _gears),
-            (gauge, "plan.paused", "1", "1 while the plan holds the job", _paused),
-        ):
-            make(f"greentrain.{name}", [self._asked(points)], unit, text)
+        blind = ("sensor.missing", "s", "Time in which a device's energy was not known", self._missing_of)
+        for name, unit, text, points in (*_SUMS, blind):
+            counter(f"greentrain.{name}", [self._asked(points)], unit, text)
+        for name, unit, text, points in _VALUES:
+            gauge(f"greentrain.{name}", [self._asked(points)], unit, text)
 
     def _missing_of(self, now: Snapshot) -> Points:
-        return [(self._missing.by_uid.get(device.uid, 0.0), _of(device)) for device in now.by_uid.values()]
+        return [(self._missing.by_uid.get(device.uid, 0.0), _tags(device)) for device in now.by_uid.values()]
 
-    def _asked(self, points: Callable[[Snapshot], Points]) -> "Callable[[CallbackOptions], Iterable[Observation]]":
+    def _asked(self, points: _Asked) -> "Callable[[CallbackOptions], Iterable[Observation]]":
         def asked(_: "CallbackOptions") -> "Iterable[Observation]":
             now = self._now
             if now is None or os.getpid() != self._pid:  # the SDK starts its thread anew in forked children
@@ -135,90 +112,87 @@ class Otel:
         return asked
 
 
-def _energy(now: Snapshot) -> Points:
-    return [(device.energy_j, _about(device)) for device in now.devices]
+def _tags(device: DeviceNow | None = None, **more: str) -> dict[str, str]:
+    """Return the attributes of a point: those of its device, and others."""
+    of = {} if device is None else {"device": device.uid, "device.kind": device.kind}
+    return {f"greentrain.{name}": value for name, value in (of | more).items()}
 
 
-def _power(now: Snapshot) -> Points:
-    return [(device.power_w, _about(device)) for device in now.devices]
-
-
-def _limits(now: Snapshot) -> Points:
-    return [(device.limit_w, _of(device)) for device in now.by_uid.values()]
-
-
-def _told(key: str) -> Callable[[Snapshot], Points]:
-    return lambda now: [(device.told.get(key), _of(device)) for device in now.by_uid.values()]
-
-
-def _phase_errors(now: Snapshot) -> Points:
-    return [
-        (error, {**_of(device), "greentrain.phase": phase, "greentrain.attribution": how})
-        for device, phase, how, error in now.phase_errors
-    ]
-
-
-def _utilisations(now: Snapshot) -> Points:
-    return [
-        (share, {**_of(device), "greentrain.phase": phase, "greentrain.utilisation": of})
-        for device, phase, of, share in now.utilisations
-    ]
-
-
-def _temperatures(now: Snapshot) -> Points:
-    return [(celsius, _of(device)) for device, celsius in now.temperatures]
-
-
-def _slowed(now: Snapshot) -> Points:
-    return [(seconds, {**_of(device), "greentrain.reason": why}) for device, why, seconds in now.slowed]
-
-
-def _stages(now: Snapshot) -> Points:
-    return [
-        (
-            use.j_per_token,
-            {
-                "greentrain.phase": use.stage,
-                "greentrain.device.kind": use.kind,
-                "greentrain.provenance": use.provenance,
-            },
-        )
-        for use in now.stages
-    ]
-
-
-def _cost(now: Snapshot) -> Points:
-    return [(amount, {"currency": currency}) for currency, amount in now.cost.items()]
+def _told(key: str) -> _Asked:
+    return lambda now: [(device.told.get(key), _tags(device)) for device in now.by_uid.values()]
 
 
 def _emissions(now: Snapshot) -> Points:
     found = (("location", now.operational_g), ("market", now.market_g), ("embodied", now.embodied_g))
-    return [(grams, {"greentrain.scope": scope}) for scope, grams in found]
-
-
-def _intensity(now: Snapshot) -> Points:
-    return [(now.g_per_kwh, {"greentrain.zone": now.zone or "", "greentrain.carbon.kind": now.kind or ""})]
-
-
-def _saved(now: Snapshot) -> Points:
-    return [] if now.saved is None else [(now.saved.grams, {"greentrain.provenance": now.saved.provenance})]
+    return [(grams, _tags(scope=scope)) for scope, grams in found]
 
 
 def _gears(now: Snapshot) -> Points:
     gears = dict.fromkeys((*now.gears, *([now.gear] if now.gear else [])))
-    return [(int(gear == now.gear), {"greentrain.gear": gear}) for gear in gears]
+    return [(int(gear == now.gear), _tags(gear=gear)) for gear in gears]
 
 
-def _paused(now: Snapshot) -> Points:
-    return [] if now.plan is None else [(int(now.plan.paused), {})]
-
-
-def _of(device: DeviceNow) -> dict[str, str]:
-    return {"greentrain.device": device.uid, "greentrain.device.kind": device.kind}
-
-
-def _about(device: DeviceNow) -> dict[str, str]:
-    return {**_of(device), "greentrain.provenance": device.provenance}
+_SUMS: Final[tuple[tuple[str, str, str, _Asked], ...]] = (
+    (
+        "energy", "J", "IT energy of the run",
+        lambda now: [(d.energy_j, _tags(d, provenance=d.provenance)) for d in now.devices],
+    ),
+    (
+        "slowed", "s", "Time in which a device's clocks were held down",
+        lambda now: [(seconds, _tags(d, reason=why)) for d, why, seconds in now.slowed],
+    ),
+    ("emissions", "g", "CO2e of the run", _emissions),
+    ("steps", "{step}", "Optimizer steps", lambda now: [(now.steps, {})]),
+    ("tokens", "{token}", "Tokens of this rank", lambda now: [(now.tokens or None, {})]),
+    ("samples", "{sample}", "Samples of this rank", lambda now: [(now.samples or None, {})]),
+)  # fmt: skip
+"""Counters beside that of missing time: name, unit, text, and the points of a snapshot."""
+_VALUES: Final[tuple[tuple[str, str, str, _Asked], ...]] = (
+    *((f"sensor.{tick}", "s", told, _told(key)) for tick, key, told in TICKS),
+    (
+        "utilisation", "1", "Share of the time in which a kernel ran, or memory was accessed",
+        lambda now: [(share, _tags(d, phase=phase, utilisation=of)) for d, phase, of, share in now.utilisations],
+    ),
+    (
+        "temperature", "Cel", "Of a device, mean of the last booked interval",
+        lambda now: [(celsius, _tags(d)) for d, celsius in now.temperatures],
+    ),
+    (
+        "phase.error", "1", "Standard error of a phase's energy over it",
+        lambda now: [(error, _tags(d, phase=phase, attribution=how)) for d, phase, how, error in now.phase_errors],
+    ),
+    (
+        "phase.energy_per_token", "J/{token}", "Energy of a phase over all tokens of the rank",
+        lambda now: [
+            (use.j_per_token, _tags(phase=use.stage, provenance=use.provenance) | {"greentrain.device.kind": use.kind})
+            for use in now.stages
+        ],
+    ),
+    (
+        "cost", "1", "Money for electricity, PUE included",
+        lambda now: [(amount, {"currency": currency}) for currency, amount in now.cost.items()],
+    ),
+    ("power", "W", "Power now", lambda now: [(d.power_w, _tags(d, provenance=d.provenance)) for d in now.devices]),
+    (
+        "power.limit", "W", "Power limit that the run has set",
+        lambda now: [(d.limit_w, _tags(d)) for d in now.by_uid.values()],
+    ),
+    (
+        "carbon.intensity", "g/(kW.h)", "Of the grid, last booked",
+        lambda now: [(now.g_per_kwh, _tags(zone=now.zone or "") | {"greentrain.carbon.kind": now.kind or ""})],
+    ),
+    ("pue", "1", "Facility energy / IT energy", lambda now: [(now.pue, {})]),
+    (
+        "saved", "g", "CO2e that the plan has saved, by its table",
+        lambda now: [] if now.saved is None else [(now.saved.grams, _tags(provenance=now.saved.provenance))],
+    ),
+    ("gear", "1", "1 for the precision gear in use", _gears),
+    (
+        "plan.paused", "1", "1 while the plan holds the job",
+        lambda now: [] if now.plan is None else [(int(now.plan.paused), {})],
+    ),
+)  # fmt: skip
+"""The same of gauges."""
 
 
 class _Sender(OTLPMetricExporter if _imports.error is None else object):  # type: ignore[misc]
