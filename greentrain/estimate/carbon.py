@@ -7,9 +7,11 @@ servers and the building are in neither. Per parameter, the SCI counts all param
 meets: in a mixture of experts these differ.
 """
 
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from importlib import resources
 from pathlib import Path
 from typing import Final
 
@@ -255,26 +257,13 @@ class Fab:
     kwh_per_cm2: float
     gas_kg_per_cm2: float
     """Between 95 and 99 % abatement."""
-    imec_kg_per_cm2: float | None
+    imec_kg_per_cm2: float | None = None
     """As imec.netzero has it."""
 
     @property
     def kg_per_cm2(self) -> float:
         """Carbon per area of good dies."""
         return (FAB_KG_PER_KWH * self.kwh_per_cm2 + self.gas_kg_per_cm2 + MATERIALS_KG_PER_CM2) / FAB_YIELD
-
-
-FABS: Final[Mapping[int, Fab]] = {
-    28: Fab(kwh_per_cm2=0.90, gas_kg_per_cm2=0.1375, imec_kg_per_cm2=0.91),
-    20: Fab(kwh_per_cm2=1.20, gas_kg_per_cm2=0.150, imec_kg_per_cm2=0.91),
-    14: Fab(kwh_per_cm2=1.20, gas_kg_per_cm2=0.1625, imec_kg_per_cm2=0.97),
-    10: Fab(kwh_per_cm2=1.475, gas_kg_per_cm2=0.195, imec_kg_per_cm2=1.09),
-    8: Fab(kwh_per_cm2=1.52, gas_kg_per_cm2=0.195, imec_kg_per_cm2=None),
-    7: Fab(kwh_per_cm2=2.15, gas_kg_per_cm2=0.275, imec_kg_per_cm2=1.44),
-    5: Fab(kwh_per_cm2=2.75, gas_kg_per_cm2=0.3275, imec_kg_per_cm2=1.54),
-    3: Fab(kwh_per_cm2=3.25, gas_kg_per_cm2=0.3725, imec_kg_per_cm2=1.75),
-}
-"""By node (nm); facebookresearch/ACT, 97 % abatement taken as the mean of its 95 and 99 %."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,18 +277,13 @@ class Die:
     kind: SourceKind
 
 
-_LLMCARBON: Final = "LLMCarbon, data/hardware.csv"
+_SILICON: Final = tomllib.loads(
+    resources.files("greentrain.estimate").joinpath("silicon.toml").read_text(encoding="utf-8")
+)
+FABS: Final[Mapping[int, Fab]] = {int(nm): Fab(**row) for nm, row in _SILICON["fab"].items()}
+"""By node (nm)."""
 DIES: Final[Mapping[str, Die]] = {
-    "V100": Die(cm2=8.15, node_nm=14, source=f"{_LLMCARBON}; 12 nm taken as 14", kind=SourceKind.DATASHEET),
-    "A100": Die(cm2=8.26, node_nm=7, source="GA100 of 826 mm2; recalled", kind=SourceKind.ASSUMED),
-    "A800": Die(cm2=8.26, node_nm=7, source="as the A100; recalled", kind=SourceKind.ASSUMED),
-    "H100": Die(cm2=8.14, node_nm=5, source=f"{_LLMCARBON}; 4 nm taken as 5", kind=SourceKind.DATASHEET),
-    "H800": Die(cm2=8.14, node_nm=5, source="as the H100", kind=SourceKind.ASSUMED),
-    "H200": Die(cm2=8.14, node_nm=5, source="as the H100", kind=SourceKind.ASSUMED),
-    "B100": Die(cm2=16.3, node_nm=5, source="two dies of the H100's size; recalled", kind=SourceKind.ASSUMED),
-    "B200": Die(cm2=16.3, node_nm=5, source="two dies of the H100's size; recalled", kind=SourceKind.ASSUMED),
-    "TPUv3": Die(cm2=7.0, node_nm=14, source=f"{_LLMCARBON}; 16 nm taken as 14", kind=SourceKind.DATASHEET),
-    "TPUv4": Die(cm2=4.0, node_nm=7, source=_LLMCARBON, kind=SourceKind.DATASHEET),
+    name: Die(**{**row, "kind": SourceKind(row["kind"])}) for name, row in _SILICON["die"].items()
 }
 """By a device's name, or what stands in it before a dash."""
 

@@ -2,15 +2,6 @@
 
 from typing import TYPE_CHECKING, Any
 
-_LAZY = {
-    "ActuatorContract": "greentrain.testing.actuator_contract",
-    "MeterContract": "greentrain.testing.meter_contract",
-    "OffloadContract": "greentrain.testing.offload_contract",
-    "OffloadPolicyContract": "greentrain.testing.offload_policy_contract",
-    "PolicyContract": "greentrain.testing.policy_contract",
-    "SignalContract": "greentrain.testing.signal_contract",
-}
-
 __all__ = [
     "ActuatorContract",
     "MeterContract",
@@ -30,8 +21,10 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
+    if name in __all__:
+        import re
         from importlib import import_module
 
-        return getattr(import_module(_LAZY[name]), name)
+        module = re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower()
+        return getattr(import_module(f"greentrain.testing.{module}"), name)
     raise AttributeError(f"module 'greentrain.testing' has no attribute {name!r}")
