@@ -66,15 +66,10 @@ class ElectricityMaps:
         """Return the last day, the forecast, and the three weeks before."""
         hour_s = now_unix_s // S_PER_HOUR * S_PER_HOUR
         common = {"zone": self._zone, "temporalGranularity": "hourly", "disableCallerLookup": "true"}
-        known = {**common, "emissionFactorType": FACTORS}
+        known, ahead = {**common, "emissionFactorType": FACTORS}, {**common, "horizonHours": "72"}
         asks = [
             Ask(name="recent", path="/carbon-intensity/history", params=known, fresh_s=900.0, needed=True),
-            Ask(
-                name="forecast",
-                path="/carbon-intensity/forecast",
-                params={**common, "horizonHours": "72"},
-                fresh_s=S_PER_HOUR,
-            ),
+            Ask(name="forecast", path="/carbon-intensity/forecast", params=ahead, fresh_s=S_PER_HOUR),
         ]
         end_s, number = hour_s, 1
         while end_s > hour_s - HISTORY_S:

@@ -67,19 +67,14 @@ class WattTime:
         """Return the forecast, which holds the running minutes, the last day, and the three weeks before."""
         now_s = now_unix_s // _STEP_S * _STEP_S
         common = {"region": self._zone, "signal_type": SIGNAL}
+        ahead = {**common, "horizon_hours": "72"}
 
         def past(name: str, t0_s: float, t1_s: float, fresh_s: float) -> Ask:
             params = {**common, "start": iso(t0_s), "end": iso(t1_s)}
             return Ask(name=name, path="/v3/historical", params=params, fresh_s=fresh_s)
 
         return [
-            Ask(
-                name="forecast",
-                path="/v3/forecast",
-                params={**common, "horizon_hours": "72"},
-                fresh_s=_STEP_S,
-                needed=True,
-            ),
+            Ask(name="forecast", path="/v3/forecast", params=ahead, fresh_s=_STEP_S, needed=True),
             past("recent", now_s - _DAY_S, now_s, 3 * _STEP_S),
             past("past-1", now_s - HISTORY_S, now_s - _DAY_S, _DAY_S),
         ]

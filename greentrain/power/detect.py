@@ -78,25 +78,24 @@ class CompositeMeter:
         """Tell the members which devices are still wanted; a part of which none is wanted is not read."""
         for part in self.parts:
             part.idle = not any(uid in uids for uid in part.uids)
-        for meter in self.meters:
-            select = getattr(meter, "select", None)
-            if select is not None:
-                with self._guard(meter, "selecting devices"):
-                    select(uids)
+        self._call("select", "selecting devices", uids)
 
     def probe(self) -> None:
         """Let the members that can find out how fast their sensors tick and what a read costs."""
-        for meter in self.meters:
-            probe = getattr(meter, "probe", None)
-            if probe is not None and any(part.uids for part in self.parts):
-                with self._guard(meter, "probing"):
-                    probe()
+        if any(part.uids for part in self.parts):
+            self._call("probe", "probing")
 
     def close(self) -> None:
         """Close all members. Idempotent."""
+        self._call("close", "closing")
+
+    def _call(self, method: str, action: str, *args: object) -> None:
+        """Call a method of all members that have it."""
         for meter in self.meters:
-            with self._guard(meter, "closing"):
-                meter.close()
+            call = getattr(meter, method, None)
+            if call is not None:
+                with self._guard(meter, action):
+                    call(*args)
 
 
 class Borrowed:

@@ -9,6 +9,7 @@ the Workload, whose name holds a hash of the Job's uid, so that no Role can name
 Requests are made again while that may help, and say what is missing where it does not.
 """
 
+import functools
 import json
 import os
 import signal
@@ -172,11 +173,8 @@ class KubernetesJob:
         Raises:
             ConfigError: It lies in a LocalQueue of Kueue that is not its own.
         """
-
-        def read() -> Any:
-            return self._jobs.read_namespaced_job(self.name, self.namespace, _request_timeout=TIMEOUT_S)
-
-        job = self._ask("get", "batch", "jobs", self.name, read)
+        read = functools.partial(self._jobs.read_namespaced_job, self.name, self.namespace, _request_timeout=TIMEOUT_S)
+        job: Any = self._ask("get", "batch", "jobs", self.name, read)
         spec, status = job.spec, job.status
         queue = (job.metadata.labels or {}).get(QUEUE_LABEL)
         width = 1 if spec.parallelism is None else spec.parallelism
@@ -217,19 +215,15 @@ class KubernetesJob:
         self._patch_job({"parallelism": pods, "completions": pods})
 
     def _patch_job(self, spec: dict[str, Any], dry_run: str | None = None) -> None:
-        def patch() -> object:
-            body = _json_patch(spec)
-            return self._jobs.patch_namespaced_job(self.name, self.namespace, body, dry_run=dry_run, **_STRICT)
-
+        what = self.name, self.namespace, _json_patch(spec)
+        patch = functools.partial(self._jobs.patch_namespaced_job, *what, dry_run=dry_run, **_STRICT)
         self._ask("patch", "batch", "jobs", self.name, patch)
 
     def _patch_queue(self, queue: str, spec: dict[str, Any], dry_run: str | None = None) -> None:
-        def patch() -> object:
-            version = self._kueue_version or KUEUE_VERSIONS[0]
-            body = {"spec": spec}  # the client sends patches of custom objects as merge patches
-            where = (KUEUE, version, self.namespace, "localqueues", queue)
-            return self._custom.patch_namespaced_custom_object(*where, body, dry_run=dry_run, **_STRICT)
-
+        where = KUEUE, self._kueue_version or KUEUE_VERSIONS[0], self.namespace, "localqueues", queue
+        body = {"spec": spec}  # the client sends patches of custom objects as merge patches
+        change = self._custom.patch_namespaced_custom_object
+        patch = functools.partial(change, *where, body, dry_run=dry_run, **_STRICT)
         self._ask("patch", KUEUE, "localqueues", queue, patch)
 
     def _queue_goes(self, queue: str) -> bool:
@@ -246,22 +240,18 @@ class KubernetesJob:
 
     def _read_queue(self, queue: str) -> dict[str, Any]:
         versions = KUEUE_VERSIONS if self._kueue_version is None else (self._kueue_version,)
-
-        def read() -> dict[str, Any]:
-            found: Any = self._custom.get_namespaced_custom_object(
-                KUEUE, version, self.namespace, "localqueues", queue, _request_timeout=TIMEOUT_S
-            )
-            return dict(found)
-
+        read = self._custom.get_namespaced_custom_object
         for version in versions:
+            where = KUEUE, version, self.namespace, "localqueues", queue
+            request = functools.partial(read, *where, _request_timeout=TIMEOUT_S)
             try:
-                found = self._ask("get", KUEUE, "localqueues", queue, read)
+                found: Any = self._ask("get", KUEUE, "localqueues", queue, request)
             except GoneError:
                 if version == versions[-1]:
                     raise
                 continue  # an older Kueue
             self._kueue_version = version
-            return found
+            return dict(found)
         raise AssertionError  # the last version is returned or raised
 
     def _ask(self, verb: str, group: str, resource: str, name: str, request: Callable[[], T]) -> T:
