@@ -179,10 +179,6 @@ class FleetMetrics:
         self.replan_s: float | None = None
         """What the controller took for its last plan (s); it says so here."""
 
-    def describe(self) -> "Iterable[Metric]":
-        """Return nothing: what is shown depends on what is known."""
-        return ()
-
     def collect(self) -> "Iterator[Metric]":
         """Yield what is known; what is not has no sample.
 
@@ -193,58 +189,54 @@ class FleetMetrics:
         store, now = self._cluster.store(), self._cluster.now(time.time())
         fleet = store.now() if now is None or now.fleet is None else now.fleet
         done = {one.seq: one for one in store.actions(most=_MOST_ACTIONS) if one.outcome is not None}
-        self._actions.update(
-            (done[i].verb, str(done[i].outcome).partition(":")[0]) for i in done.keys() - self._counted
-        )
+        fresh = [done[seq] for seq in done.keys() - self._counted]
+        self._actions.update((one.verb, str(one.outcome).partition(":")[0]) for one in fresh)
         self._counted = frozenset(done)
         for sample in () if now is None else now.samples:
             if sample.t_s > self._until_s.get(sample.site, 0.0):
                 self._until_s[sample.site] = sample.t_s
                 self._grams[sample.site] += sample.grams or 0.0  # type: ignore[assignment]
-        yield from (metric for metric in self._of(fleet, [fleet.name]) if metric.samples)
-        yield from () if now is None else (metric for metric in _of_plan(now, fleet, [fleet.name]) if metric.samples)
+        found = [*self._of(fleet, [fleet.name]), *(() if now is None else _of_plan(now, fleet, [fleet.name]))]
+        yield from (metric for metric in found if metric.samples)
 
     def _of(self, fleet: "FleetNow", me: list[str]) -> "Iterator[Metric]":
-        controller, states = (
-            fleet.controller,
-            Counter({**dict.fromkeys(_STATES, 0), **Counter(job.state for job in fleet.jobs)}),
-        )
-        text = "1 while a controller is heard of within its lease."
-        yield _gauge("fleet_controller_alive", text, [(me, float(controller.alive))], _FLEET)
-        text = "When the controller was last heard of."
-        yield _gauge("fleet_heartbeat_timestamp_seconds", text, [(me, controller.beat_s or None)], _FLEET)
-        yield _gauge("fleet_replan_seconds", "What the last plan took.", [(me, self.replan_s)], _FLEET)
-        jobs = [([*me, state], float(number)) for state, number in states.items()]
-        yield _gauge("fleet_jobs", "Jobs, by state.", jobs, (*_FLEET, "state"))
+        states = Counter([*_STATES, *(job.state for job in fleet.jobs)])
+        jobs = [([*me, state], float(number - (state in _STATES))) for state, number in states.items()]
         actions = [([*me, verb, outcome], float(n)) for (verb, outcome), n in self._actions.items()]
-        yield _counter("fleet_actions", "What the controller did, by outcome.", actions, (*_FLEET, "verb", "outcome"))
         grams = [([*me, site], value) for site, value in self._grams.items()]
+        text = "1 while a controller is heard of within its lease."
+        yield _gauge("fleet_controller_alive", text, [(me, float(fleet.controller.alive))], _FLEET)
+        heard = [(me, fleet.controller.beat_s or None)]
+        yield _gauge("fleet_heartbeat_timestamp_seconds", "When the controller was last heard of.", heard, _FLEET)
+        yield _gauge("fleet_replan_seconds", "What the last plan took.", [(me, self.replan_s)], _FLEET)
+        yield _gauge("fleet_jobs", "Jobs, by state.", jobs, (*_FLEET, "state"))
+        yield _counter("fleet_actions", "What the controller did, by outcome.", actions, (*_FLEET, "verb", "outcome"))
         yield _counter("fleet_emissions_grams", "CO2e of the jobs, as far as it is known.", grams, (*_FLEET, "site"))
 
 
 def _of_plan(now: "ClusterNow", fleet: "FleetNow", me: list[str]) -> "Iterator[Metric]":
     plan, problem, at = now.plan, now.plan.problem, now.step
-    last = {sample.site: sample for sample in now.samples}
+    last = {sample.site: sample for sample in now.samples} if fleet.controller.alive else {}  # else nobody knows of now
     watts = [([*me, sample.site, sample.basis], sample.power_w) for sample in last.values()]
-    caps = [last[site.name].cap_w if site.name in last else float(site.power_cap_w[at]) for site in problem.sites]
-    of_caps = [([*me, site.name], _finite(cap)) for site, cap in zip(problem.sites, caps, strict=True)]
-    yield _gauge("fleet_power_cap_watts", "Cap of a site, as the controller has it.", of_caps, (*_FLEET, "site"))
     text = "Facility power of the jobs at a site, above that of idle nodes."
     yield _gauge("fleet_power_watts", text, watts, (*_FLEET, "site", "provenance"))
-    for name, text, values in (
-        ("planned_power_watts", "The same by the plan, modelled.", now.power_w),
+    caps = [[last[site.name].cap_w] * (at + 1) if site.name in last else site.power_cap_w for site in problem.sites]
+    of_sites = (
+        ("power_cap_watts", "Cap of a site, as the controller has it.", caps),
+        ("planned_power_watts", "Power of the jobs by the plan, modelled.", now.power_w),
         ("carbon_intensity_grams_per_kwh", "Of the grid, by the plan.", [site.g_per_kwh for site in problem.sites]),
         ("watt_price_grams_per_kwh", "What scarce watts add to a kWh of IT.", now.watt_price),
-    ):
-        of_sites = [([*me, site.name], _finite(values[i][at])) for i, site in enumerate(problem.sites)]
-        yield _gauge(f"fleet_{name}", text, of_sites, (*_FLEET, "site"))
-    for name, text, values in (
+    )
+    of_pools = (
         ("nodes", "Nodes that there are for the fleet.", problem.nodes),
         ("planned_nodes", "Nodes that jobs have by the plan.", plan.used_nodes()),
         ("node_price_grams_per_hour", "What a node is worth.", now.node_price),
-    ):
-        of_pools = [([*me, pool.name], float(values[i][at])) for i, pool in enumerate(problem.pools)]
-        yield _gauge(f"fleet_{name}", text, of_pools, (*_FLEET, "pool"))
+    )
+    places: Any
+    for label, places, families in (("site", problem.sites, of_sites), ("pool", problem.pools, of_pools)):
+        for name, text, values in families:
+            found = [([*me, place.name], _finite(values[i][at])) for i, place in enumerate(places)]
+            yield _gauge(f"fleet_{name}", text, found, (*_FLEET, label))
     for name, text, value in (
         ("planned_grams", "What the jobs of the plan will emit, modelled.", plan.grams + plan.late_g),
         ("bound_grams", "No plan that meets the same deadlines emits less.", plan.bound_g),
@@ -253,15 +245,15 @@ def _of_plan(now: "ClusterNow", fleet: "FleetNow", me: list[str]) -> "Iterator[M
         ("plan_timestamp_seconds", "When the plan begins.", float(problem.edges_s[0])),
     ):
         yield _gauge(f"fleet_{name}", text, [(me, _finite(value))], _FLEET)
-    misses = Counter({"yes": 0, "no": 0})
+    misses, planned = {"yes": 0.0, "no": 0.0}, {job.name: job for job in problem.jobs}
     for job in fleet.jobs:
         if job.late and job.state in _STATES:
-            own = next((one for one in problem.jobs if one.name == job.name), None)
-            due_s = job.deadline_s if own is None or job.deadline_s is not None else own.deadline_s
-            fast = None if own is None else own.tokens / max(row.tokens_per_s for row in own.rows) + own.switch_s
-            misses["yes" if fast is not None and due_s is not None and now.t_s + fast <= due_s else "no"] += 1
+            own = planned.get(job.name)
+            need_s = math.inf if own is None else own.tokens / max(r.tokens_per_s for r in own.rows) + own.switch_s
+            due_s = -math.inf if own is None else own.deadline_s if job.deadline_s is None else job.deadline_s
+            misses["yes" if now.t_s + need_s <= due_s else "no"] += 1
     text = "Jobs that miss their deadlines by the plan; reachable: alone, in its fastest row, such a job would not."
-    missed = [([*me, which], float(n)) for which, n in misses.items()]
+    missed = [([*me, which], number) for which, number in misses.items()]
     yield _gauge("fleet_predicted_misses", text, missed, (*_FLEET, "reachable"))
 
 

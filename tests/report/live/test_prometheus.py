@@ -413,7 +413,7 @@ def test_it_says_what_a_driver_tells_beside_power() -> None:
 
 
 def test_a_fleets_page_says_what_its_state_says(tmp_path: Path) -> None:
-    clock = HandClock()
+    clock = HandClock(time.time() - HandClock.unix_offset_s)  # by that of this machine a controller is alive or not
     now_s = clock.unix_s()
     cluster = Cluster(tmp_path)
     figures = FleetMetrics(cluster)
@@ -446,7 +446,7 @@ def test_a_fleets_page_says_what_its_state_says(tmp_path: Path) -> None:
                 FleetJob(name="rest", state="held", late=True),
                 FleetJob(name="night", state="done", late=True),
             ]
-            more = FleetSample(t_s=now_s + 20, site="oslo", power_w=None, basis="missing", grams=7.0)
+            more = FleetSample(t_s=now_s + 20, site="oslo", power_w=3000.0, basis="measured", cap_w=5500.0, grams=7.0)
             state.write(jobs=late, samples=[more])
             figures.replan_s = 2.5
             for _ in range(2):
@@ -454,10 +454,18 @@ def test_a_fleets_page_says_what_its_state_says(tmp_path: Path) -> None:
                 assert value(found, "fleet_emissions_grams_total", site="oslo") == 4007.0, "each sample once"
                 assert value(found, "fleet_actions_total", verb="release", outcome="refused") == 1
                 assert value(found, "fleet_actions_total", verb="hold", outcome="done") == 1
-            assert value(found, "fleet_power_watts", site="oslo") is None, "unknown is no sample"
+            assert value(found, "fleet_power_watts", site="oslo", provenance="measured") == 3000.0
+            assert value(found, "fleet_power_cap_watts", site="oslo") == 5500.0, "demand response"
             assert value(found, "fleet_replan_seconds") == 2.5
             misses = [value(found, "fleet_predicted_misses", reachable=which) for which in ("yes", "no")]
             assert misses == [1, 1], "one could be met alone, one is hopeless, one has ended"
+            state.write(samples=[FleetSample(t_s=now_s + 40, site="oslo", power_w=None, basis="missing")])
+            assert "fleet_power_watts" not in page(shown.port), "unknown is no sample"
+            state.write(samples=[replace(more, t_s=now_s + 60)])
+            assert "fleet_power_watts" in page(shown.port)
+            state.release()
+            assert "fleet_power_watts" not in page(shown.port), "nobody knows of now"
+            assert value(samples(page(shown.port)), "fleet_controller_alive") == 0
             if PROMTOOL is not None:
                 text = page(shown.port)
                 done = subprocess.run([PROMTOOL, "check", "metrics"], input=text, capture_output=True, text=True)
