@@ -77,11 +77,12 @@ class CodecarbonData:
         )
 
 
-ALPHA_2: Final[Mapping[str, str]] = json.loads(
-    files("greentrain.carbon").joinpath("iso_3166_1.json").read_text("ascii")
-)
+_NAMES: Final = json.loads(files("greentrain.carbon").joinpath("names.json").read_text("ascii"))
+ALPHA_2: Final[Mapping[str, str]] = _NAMES["alpha_2"]
 """Two-letter code by three-letter code, all 249 (ISO 3166-1 as carried by Debian's iso-codes, 2026-02)."""
-
+_COUNTRY_ALIASES: Final[Mapping[str, Sequence[str]]] = _NAMES["aliases"]
+_CANADA: Final[Mapping[str, str]] = _NAMES["canada"]
+"""Codes of provinces by the names that codecarbon's table has for them."""
 
 OWID: Final = "Our World in Data, Carbon intensity of electricity generation (Ember; Energy Institute), CC BY 4.0"
 EGRID: Final = "US EPA eGRID, annual CO2e total output emission rate (STC2ERTA), public domain"
@@ -94,26 +95,6 @@ GOOGLE: Final = "Google Cloud, carbon data by region, https://cloud.google.com/s
 _FOSSIL_G_PER_KWH: Final = {"coal": 995.725971, "petroleum": 816.6885263, "naturalGas": 743.8415916}
 """Direct emissions by fuel that codecarbon 3.3.2 applies to the Canadian mixes (core/emissions.py,
 from https://github.com/responsibleproblemsolving/energy-usage#conversion-to-co2); other sources count 0."""
-
-_COUNTRY_ALIASES: Final = {
-    "GBR": ("UK", "Great Britain"),
-    "USA": ("United States of America", "America"),
-    "CZE": ("Czech Republic",),
-    "CPV": ("Cabo Verde",),
-    "CIV": ("Ivory Coast",),
-    "KOR": ("Korea",),
-    "MAC": ("Macau",),
-    "NLD": ("Holland",),
-    "RUS": ("Russian Federation",),
-    "TLS": ("Timor-Leste",),
-    "TUR": ("Turkiye",),
-    "VNM": ("Viet Nam",),
-}
-_PROVINCES: Final = (
-    "AB:alberta,BC:british columbia,MB:manitoba,NB:new brunswick,NL:newfoundland and labrador,NT:northwest territories,"
-    "NS:nova scotia,NU:nunavut,ON:ontario,PE:prince edward island,QC:quebec,SK:saskatchewan,YT:yukon"
-)
-_CANADA: Final = {pair[3:]: pair[:2] for pair in _PROVINCES.split(",")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
