@@ -409,7 +409,7 @@ class CpuModelMeter:
         local_world_size: Ranks on this node that share the CPUs; each is charged its part of the idle power.
         excluded_pids: Called at each read: processes whose own meters book them, left out with their descendants.
         notes: Said first by the sensor of a kind, for example why it is modelled.
-        proc: Mount point of procfs; where it does not exist, psutil is asked.
+        proc: Mount point of procfs, for process trees; where there is none, and of the whole machine, psutil is asked.
         clock: Time.
 
     Raises:
