@@ -117,7 +117,8 @@ def tile(row_pairs: int, columns: int) -> Design:
     for name, value in (("row_pairs", row_pairs), ("columns", columns)):
         if not 1 <= value <= 64:
             raise ValueError(f"{name}={value}: the simulated array has 1 to 64 (larger ones take minutes to compile)")
-    return Design(top="gt_tile", bench=HERE / "tile_bench.cpp", parameters=(("R2", row_pairs), ("C", columns)))
+    bench = Path(__file__).with_name("tile_bench.cpp")
+    return Design(top="gt_tile", bench=bench, parameters=(("R2", row_pairs), ("C", columns)))
 
 
 def build(design: Design, folder: Path | None = None) -> Path:

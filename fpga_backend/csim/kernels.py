@@ -74,17 +74,6 @@ class KernelSpec:
         """The file in ``hls/`` that holds it."""
         return f"{self.name.removeprefix('gt_')}.cpp"
 
-    def index(self, argument: str) -> int:
-        """Return the position of an argument.
-
-        Raises:
-            KeyError: There is none of that name.
-        """
-        for i, found in enumerate(self.arguments):
-            if found.name == argument:
-                return i
-        raise KeyError(f"{self.name} has no argument {argument}")
-
 
 def _kernel(name: str, *pointers: tuple[Argument, ...], scalars: str) -> KernelSpec:
     ints = tuple(Argument(name=scalar, kind="scalar", dtype="int32") for scalar in scalars.split())

@@ -24,25 +24,9 @@ import numpy as np
 import numpy.typing as npt
 
 from greentrain.fpga_backend import contract
+from greentrain.fpga_backend import program as ir
 from greentrain.fpga_backend.errors import ArtifactError
-from greentrain.fpga_backend.program import (
-    Add,
-    Attention,
-    Columns,
-    Embed,
-    Gate,
-    Linear,
-    LogProb,
-    Norm,
-    Op,
-    Pool,
-    Program,
-    Rotary,
-    Score,
-    digits,
-    read_by,
-    widths,
-)
+from greentrain.fpga_backend.program import digits, read_by, widths
 
 MAX_ROW = 16384
 """Columns of a row that rotary, pooling and attention hold on the chip: ``MAX_ROW`` of ``hls/numbers.h``."""
@@ -56,7 +40,7 @@ class FittedModel(Protocol):
     """What a schedule needs of an artifact."""
 
     @property
-    def program(self) -> Program:
+    def program(self) -> ir.Program:
         """The operators."""
 
     @property
@@ -64,16 +48,18 @@ class FittedModel(Protocol):
         """CPU tensors or arrays by name."""
 
 
-def by_sequence(program: Program) -> frozenset[int]:
+def by_sequence(program: ir.Program) -> frozenset[int]:
     """Return the registers that have a row a sequence instead of a row a token: those behind pooling."""
     found: set[int] = set()
     for op in program.ops:
-        if isinstance(op, Pool) or (not isinstance(op, LogProb) and any(c.register in found for c in read_by(op))):
+        if isinstance(op, ir.Pool) or (
+            not isinstance(op, ir.LogProb) and any(c.register in found for c in read_by(op))
+        ):
             found.add(op.out)
     return frozenset(found)
 
 
-def fit(program: Program, tensors: Tensors) -> None:
+def fit(program: ir.Program, tensors: Tensors) -> None:
     """Raise if the kernels cannot run a program.
 
     Args:
@@ -92,13 +78,13 @@ def fit(program: Program, tensors: Tensors) -> None:
         raise ArtifactError(
             f"max_tokens={program.max_tokens}: the integer contract allows {contract.MAX_WIDTH} tokens a sequence"
         )
-    if not isinstance(program.ops[-1], Score | LogProb):
+    if not isinstance(program.ops[-1], ir.Score | ir.LogProb):
         raise ArtifactError("the program ends in neither a score nor a log-probability head: compile it with one")
     _FitCheck(program, tensors).all()
 
 
 class _FitCheck:
-    def __init__(self, program: Program, tensors: Tensors) -> None:
+    def __init__(self, program: ir.Program, tensors: Tensors) -> None:
         self.program = program
         self.tensors = tensors
         self.widths: dict[int, int] = {}
@@ -108,7 +94,7 @@ class _FitCheck:
     def all(self) -> None:
         for i, op in enumerate(self.program.ops):
             self.place = f"operator {i} ({type(op).__name__.lower()})"
-            if isinstance(op, Attention):  # the widths below are divided by them
+            if isinstance(op, ir.Attention):  # the widths below are divided by them
                 self._true(op.kv_heads > 0 and op.heads > 0, f"has {op.heads} query heads, {op.kv_heads} key heads")
         made = widths(self.program)
         for i, op in enumerate(self.program.ops):
@@ -116,54 +102,54 @@ class _FitCheck:
             for columns in read_by(op):
                 self._columns(columns)
             self._op(op)
-            if not isinstance(op, LogProb):
+            if not isinstance(op, ir.LogProb):
                 self._true(op.out not in self.widths, f"writes register {op.out} a second time")
                 self._true(made[op.out] > 0, "has no columns")
                 self.widths[op.out] = made[op.out]
             elif i + 1 < len(self.program.ops):
                 self._true(False, "is not the last one")
 
-    def _op(self, op: Op) -> None:
+    def _op(self, op: ir.Op) -> None:
         by_row = all(columns.register not in self.pooled for columns in read_by(op))
-        if isinstance(op, Rotary | Attention | Pool | LogProb):
+        if isinstance(op, ir.Rotary | ir.Attention | ir.Pool | ir.LogProb):
             self._true(by_row, "reads a register behind pooling")
         match op:
-            case Embed():
+            case ir.Embed():
                 self._embed(op)
-            case Add():
+            case ir.Add():
                 self._pair(op.x, op.y)
-            case Norm():
+            case ir.Norm():
                 self._most(op.x.width, contract.MAX_WIDTH, "columns")
                 self._vector(f"{op.weight}.g", op.x.width)
                 if op.bias:
                     self._vector(f"{op.weight}.b", op.x.width)
-            case Linear():
+            case ir.Linear():
                 self._product(op, np.int8)
-            case Gate():
+            case ir.Gate():
                 self._true(op.table in ("gelu", "gelu_tanh", "silu", "tanh", "relu"), f"has no table {op.table}")
                 if op.up is not None:
                     self._pair(op.x, op.up)
-            case Rotary():
+            case ir.Rotary():
                 self._most(op.x.width, MAX_ROW, "columns")
                 self._true(op.heads > 0 and op.x.width % (2 * op.heads) == 0, f"cannot cut {op.x.width} columns")
                 for part in ("cos", "sin"):
                     self._tensor(
                         f"{op.weight}.{part}", np.float32, (self.program.max_tokens, op.x.width // op.heads // 2)
                     )
-            case Attention():
+            case ir.Attention():
                 self._attention(op)
-            case Pool():
+            case ir.Pool():
                 self._true(op.how in ("first", "last", "mean"), f"has no {op.how!r}")
                 self._most(op.x.width, MAX_ROW, "columns")
-            case Score():
+            case ir.Score():
                 self._true(not by_row, "reads rows of tokens: pool them first")
                 self._product(op, np.int16)
-            case LogProb():
+            case ir.LogProb():
                 self._most(op.vocabulary, contract.MAX_VOCABULARY, "tokens")
                 self._true(op.vocabulary >= self.program.vocabulary, "has fewer outputs than there are token ids")
                 self._product(op, np.int8)
 
-    def _embed(self, op: Embed) -> None:
+    def _embed(self, op: ir.Embed) -> None:
         program = self.program
         self._true(op.index in ("token", "position", "type"), f"has no index {op.index!r}")
         last = {"token": program.vocabulary, "position": program.max_tokens, "type": max(program.types, 1)}[op.index]
@@ -176,7 +162,7 @@ class _FitCheck:
         self._tensor(f"{op.weight}.q", np.int16, (entries, op.width))
         self._vector(f"{op.weight}.s", entries)
 
-    def _attention(self, op: Attention) -> None:
+    def _attention(self, op: ir.Attention) -> None:
         self._true(op.heads % op.kv_heads == 0, f"has {op.heads} query heads, {op.kv_heads} key heads")
         wide = op.q.width // op.heads
         self._true(op.q.width == wide * op.heads and op.k.width == wide * op.kv_heads, "has heads of unequal width")
@@ -184,8 +170,8 @@ class _FitCheck:
         self._most(max(wide, op.v.width // op.kv_heads), MAX_HEAD, "columns a head")
         self._most(op.v.width // op.kv_heads * op.heads, MAX_ROW, "columns")
 
-    def _product(self, op: Linear | Score | LogProb, dtype: Any) -> None:
-        if not isinstance(op, Score):
+    def _product(self, op: ir.Linear | ir.Score | ir.LogProb, dtype: Any) -> None:
+        if not isinstance(op, ir.Score):
             given = op.activation_bits
             self._true(given in (8, 16), f"has activations of {given} bits, the kernels 8 or 16")
         self._most(op.x.width, contract.MAX_INNER, "inputs")
@@ -194,13 +180,13 @@ class _FitCheck:
         if op.bias:
             self._vector(f"{op.weight}.b", op.outputs)
 
-    def _pair(self, x: Columns, y: Columns) -> None:
+    def _pair(self, x: ir.Columns, y: ir.Columns) -> None:
         self._true(x.width == y.width, f"pairs {x.width} columns with {y.width}")
         self._true(
             (x.register in self.pooled) == (y.register in self.pooled), "pairs rows of tokens with rows of sequences"
         )
 
-    def _columns(self, columns: Columns) -> None:
+    def _columns(self, columns: ir.Columns) -> None:
         width = self.widths.get(columns.register)
         self._true(width is not None, f"reads register {columns.register}, which nothing has written")
         self._true(
@@ -266,59 +252,59 @@ def bits(value: float) -> int:
     return int(np.float32(value).view(np.int32))
 
 
-def launches(program: Program) -> tuple[Launch, ...]:
+def launches(program: ir.Program) -> tuple[Launch, ...]:
     """Return the launches of a program, in order."""
     maker = _LaunchMaker(program)
     return tuple(launch for op in program.ops for launch in maker.of(op))
 
 
 class _LaunchMaker:
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: ir.Program) -> None:
         self.widths = widths(program)
         self.pooled = by_sequence(program)
 
-    def of(self, op: Op) -> Iterator[Launch]:
-        if isinstance(op, LogProb):
+    def of(self, op: ir.Op) -> Iterator[Launch]:
+        if isinstance(op, ir.LogProb):
             yield from self.logprob(op)
             return
         out = _register(op.out)
         match op:
-            case Embed():
+            case ir.Embed():
                 weights = (f"weights:{op.weight}.q", f"weights:{op.weight}.s")
                 yield Launch("gt_embed", (*weights, _INDEX[op.index], out, Count.ROWS, op.width, op.offset))
-            case Add():
+            case ir.Add():
                 x, z = self.where(op.x), self.where(op.y)
                 yield Launch("gt_add", (x[0], z[0], out, self.rows(op.x), *x[1:], *z[1:], op.x.width))
-            case Norm():
+            case ir.Norm():
                 x, gain = self.where(op.x), f"weights:{op.weight}.g"
                 bias = f"weights:{op.weight}.b" if op.bias else gain
                 how = (int(op.kind == "layer"), int(op.bias), bits(op.eps))
                 yield Launch("gt_norm", (x[0], gain, bias, out, self.rows(op.x), *x[1:], op.x.width, *how))
-            case Linear():
+            case ir.Linear():
                 yield self.quantise(op.x, digits=digits(op))
                 yield self.gemm(op, out, self.rows(op.x))
-            case Gate():
+            case ir.Gate():
                 x = self.where(op.x)
                 up = self.where(op.up) if op.up is not None else x
                 table = "table:exp2" if op.table == "relu" else f"table:{op.table}"
                 flags = (_KINDS.get(op.table, 0), int(op.up is not None))
                 slices = (*x[1:], *up[1:], op.x.width)
                 yield Launch("gt_gate", (x[0], up[0], table, out, self.rows(op.x), *slices, *flags))
-            case Rotary():
+            case ir.Rotary():
                 x, half = self.where(op.x), op.x.width // op.heads // 2
                 angles = (f"weights:{op.weight}.cos", f"weights:{op.weight}.sin", "index:positions")
                 yield Launch("gt_rotary", (x[0], *angles, out, Count.ROWS, *x[1:], op.heads, half))
-            case Attention():
+            case ir.Attention():
                 yield from self.attention(op, out)
-            case Pool():
+            case ir.Pool():
                 x, row = self.where(op.x), _POOLS[op.how]
                 yield Launch("gt_pool", (x[0], "index:sequences", out, Count.SEQUENCES, *x[1:], op.x.width, row))
-            case Score():
+            case ir.Score():
                 x, product = self.where(op.x), _product(op.weight, op.bias)
                 sizes = (op.x.width, op.labels, int(op.bias))
                 yield Launch("gt_score", (x[0], *product, out, Count.SEQUENCES, *x[1:], *sizes))
 
-    def attention(self, op: Attention, out: str) -> Iterator[Launch]:
+    def attention(self, op: ir.Attention, out: str) -> Iterator[Launch]:
         for i, (columns, heads) in enumerate(((op.q, op.heads), (op.k, op.kv_heads), (op.v, op.kv_heads))):
             yield self.quantise(columns, i, heads)
         rows = ("q:0", "s:0", "q:1", "s:1", "q:2", "s:2")
@@ -328,19 +314,19 @@ class _LaunchMaker:
         tables = ("table:exp2", "index:segments")
         yield Launch("gt_attention", (*rows, *tables, out, Count.SEGMENTS, *sizes, scale, int(op.causal)))
 
-    def logprob(self, op: LogProb) -> Iterator[Launch]:
+    def logprob(self, op: ir.LogProb) -> Iterator[Launch]:
         yield self.quantise(op.x, digits=digits(op), targets=True)
         yield self.gemm(op, "logits", Count.CHUNK)
         buffers = ("logits", "index:target_ids", "table:exp2", "table:ln", "logprobs")
         yield Launch("gt_logprob", (*buffers, Count.CHUNK, op.vocabulary, Count.FIRST), by_chunk=True)
 
-    def gemm(self, op: Linear | LogProb, out: str, rows: Count) -> Launch:
+    def gemm(self, op: ir.Linear | ir.LogProb, out: str, rows: Count) -> Launch:
         weights = _product(op.weight, op.bias)
         sizes = (beats(op.x.width, BYTES), op.outputs, int(op.bias), digits(op))
-        return Launch("gt_gemm", ("q:0", "s:0", *weights, out, rows, *sizes), by_chunk=isinstance(op, LogProb))
+        return Launch("gt_gemm", ("q:0", "s:0", *weights, out, rows, *sizes), by_chunk=isinstance(op, ir.LogProb))
 
     def quantise(
-        self, columns: Columns, place: int = 0, groups: int = 1, digits: int = 1, *, targets: bool = False
+        self, columns: ir.Columns, place: int = 0, groups: int = 1, digits: int = 1, *, targets: bool = False
     ) -> Launch:
         """Return the launch that quantises all rows, or a chunk of those that targets name."""
         x = self.where(columns)
@@ -349,11 +335,11 @@ class _LaunchMaker:
         sizes = (*x[1:], columns.width, groups, *chosen, digits)
         return Launch("gt_quantise", (x[0], index, f"q:{place}", f"s:{place}", rows, *sizes), by_chunk=targets)
 
-    def where(self, columns: Columns) -> tuple[str, int, int]:
+    def where(self, columns: ir.Columns) -> tuple[str, int, int]:
         """Return a slice's buffer, the beats of a row, and its first column."""
         return _register(columns.register), beats(self.widths[columns.register]), columns.start
 
-    def rows(self, columns: Columns) -> Count:
+    def rows(self, columns: ir.Columns) -> Count:
         return Count.SEQUENCES if columns.register in self.pooled else Count.ROWS
 
 

@@ -16,27 +16,13 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from greentrain.fpga_backend import program as ir
 from greentrain.fpga_backend.artifact import Artifact, floats
 from greentrain.fpga_backend.batch import Batch, Bucket, Packed, Result, buckets, by_length, pack
 from greentrain.fpga_backend.device import DeviceInfo
 from greentrain.fpga_backend.devices.base import InProcess
 from greentrain.fpga_backend.errors import DeviceError
-from greentrain.fpga_backend.program import (
-    Add,
-    Attention,
-    Columns,
-    Embed,
-    Gate,
-    Linear,
-    LogProb,
-    Norm,
-    Op,
-    Pool,
-    Program,
-    Rotary,
-    Score,
-    read_by,
-)
+from greentrain.fpga_backend.program import read_by
 from greentrain.utils.never_raise import warn_experimental
 
 Dtype = Literal["fp32", "bf16", "fp16"]
@@ -93,7 +79,7 @@ class TorchEngine:
         self.program = artifact.program
         self._device = device
         self._dtype = dtype
-        exact = {op.weight for op in artifact.program.ops if isinstance(op, Score)}
+        exact = {op.weight for op in artifact.program.ops if isinstance(op, ir.Score)}
         self._weights = {
             name: tensor.to(device=device, dtype=torch.float32 if name.rpartition(".")[0] in exact else dtype)
             for name, tensor in floats(artifact).items()
@@ -102,11 +88,11 @@ class TorchEngine:
         last = {columns.register: i for i, op in enumerate(ops) for columns in read_by(op)}
         self._last = [[register for register, at in last.items() if at == i] for i in range(len(ops))]
         """For each operator, the registers that nothing reads after it."""
-        self._kinds = {op.causal for op in artifact.program.ops if isinstance(op, Attention)}
+        self._kinds = {op.causal for op in artifact.program.ops if isinstance(op, ir.Attention)}
         self._pinned = device.type == "cuda"
 
     @torch.inference_mode()
-    def run(self, packed: Packed, observe: Callable[[Op, torch.Tensor], None] | None = None) -> torch.Tensor:
+    def run(self, packed: Packed, observe: Callable[[ir.Op, torch.Tensor], None] | None = None) -> torch.Tensor:
         """Return scores [sequences, labels] or log-probabilities [targets], binary32, on the device.
 
         Args:
@@ -117,9 +103,9 @@ class TorchEngine:
         registers: Registers = {}
         rotations: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
         for i, op in enumerate(self.program.ops):
-            if observe is not None and isinstance(op, Linear | LogProb | Score):
+            if observe is not None and isinstance(op, ir.Linear | ir.LogProb | ir.Score):
                 observe(op, _read(registers, op.x))
-            if isinstance(op, LogProb):
+            if isinstance(op, ir.LogProb):
                 return self._logprobs(op, registers, plan)
             registers[op.out] = self._value(op, registers, plan, rotations)
             for register in self._last[i]:
@@ -127,44 +113,44 @@ class TorchEngine:
         return registers[max(registers)]
 
     def _value(
-        self, op: Op, registers: Registers, plan: _BatchPlan, rotations: dict[str, tuple[torch.Tensor, torch.Tensor]]
+        self, op: ir.Op, registers: Registers, plan: _BatchPlan, rotations: dict[str, tuple[torch.Tensor, torch.Tensor]]
     ) -> torch.Tensor:
         match op:
-            case Embed():
+            case ir.Embed():
                 index = plan.index[op.index]
                 return functional.embedding(index + op.offset if op.offset else index, self._weights[f"{op.weight}.w"])
-            case Add():
+            case ir.Add():
                 return _read(registers, op.x) + _read(registers, op.y)
-            case Norm():
+            case ir.Norm():
                 return self._norm(op, _read(registers, op.x))
-            case Linear() | Score():
+            case ir.Linear() | ir.Score():
                 x = _read(registers, op.x)
-                return self._product(op, x.float() if isinstance(op, Score) else x)
-            case Gate():
+                return self._product(op, x.float() if isinstance(op, ir.Score) else x)
+            case ir.Gate():
                 return _gate(op, registers)
-            case Rotary():
+            case ir.Rotary():
                 if op.weight not in rotations:
                     where = plan.index["position"]
                     cos, sin = (self._weights[f"{op.weight}.{half}"][where][:, None] for half in ("cos", "sin"))
                     rotations[op.weight] = (cos, sin)
                 return _rotated(_read(registers, op.x), op.heads, *rotations[op.weight])
-            case Attention():
+            case ir.Attention():
                 return _attention(op, registers, plan)
-            case Pool():
+            case ir.Pool():
                 return _pool(op, _read(registers, op.x), plan)
         raise TypeError(f"{type(op).__name__} is no operator of a program")
 
-    def _product(self, op: Linear | Score | LogProb, x: torch.Tensor) -> torch.Tensor:
+    def _product(self, op: ir.Linear | ir.Score | ir.LogProb, x: torch.Tensor) -> torch.Tensor:
         return functional.linear(x, self._weights[f"{op.weight}.w"], self._weights.get(f"{op.weight}.b"))
 
-    def _norm(self, op: Norm, x: torch.Tensor) -> torch.Tensor:
+    def _norm(self, op: ir.Norm, x: torch.Tensor) -> torch.Tensor:
         weight, bias = self._weights[f"{op.weight}.g"], self._weights.get(f"{op.weight}.b")
         if op.kind == "layer":
             return functional.layer_norm(x, (x.shape[-1],), weight, bias, op.eps)
         y = functional.rms_norm(x, (x.shape[-1],), weight, op.eps)
         return y if bias is None else y + bias
 
-    def _logprobs(self, op: LogProb, registers: Registers, plan: _BatchPlan) -> torch.Tensor:
+    def _logprobs(self, op: ir.LogProb, registers: Registers, plan: _BatchPlan) -> torch.Tensor:
         rows = _read(registers, op.x)[plan.target_rows]
         parts = []
         step = max(1, LOGITS // op.vocabulary)
@@ -216,12 +202,12 @@ class TorchEngine:
         return whole.pin_memory().to(self._device, non_blocking=True) if self._pinned else whole
 
 
-def in_floats(program: Program, tensors: Mapping[str, torch.Tensor]) -> TorchEngine:
+def in_floats(program: ir.Program, tensors: Mapping[str, torch.Tensor]) -> TorchEngine:
     """Return what runs a program on the CPU in binary32; its tensors are not kept, so they get no checksums."""
     return TorchEngine(Artifact(program=program, tensors=tensors, checksums={}), torch.device("cpu"), torch.float32)
 
 
-def _read(registers: Registers, columns: Columns) -> torch.Tensor:
+def _read(registers: Registers, columns: ir.Columns) -> torch.Tensor:
     return registers[columns.register][:, columns.start : columns.start + columns.width]
 
 
@@ -234,7 +220,7 @@ _GATES: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def _gate(op: Gate, registers: Registers) -> torch.Tensor:
+def _gate(op: ir.Gate, registers: Registers) -> torch.Tensor:
     y = _GATES[op.table](_read(registers, op.x))
     return y if op.up is None else y.mul_(_read(registers, op.up))
 
@@ -245,7 +231,7 @@ def _rotated(x: torch.Tensor, heads: int, cos: torch.Tensor, sin: torch.Tensor) 
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).flatten(1)
 
 
-def _attention(op: Attention, registers: Registers, plan: _BatchPlan) -> torch.Tensor:
+def _attention(op: ir.Attention, registers: Registers, plan: _BatchPlan) -> torch.Tensor:
     q = _by_head(_read(registers, op.q), op.heads)
     k = _by_head(_read(registers, op.k), op.kv_heads)
     v = _by_head(_read(registers, op.v), op.kv_heads)
@@ -277,7 +263,7 @@ def _by_head(x: torch.Tensor, heads: int) -> torch.Tensor:
     return x.view(len(x), heads, x.shape[1] // heads)
 
 
-def _pool(op: Pool, x: torch.Tensor, plan: _BatchPlan) -> torch.Tensor:
+def _pool(op: ir.Pool, x: torch.Tensor, plan: _BatchPlan) -> torch.Tensor:
     match op.how:
         case "first":
             return x[plan.firsts]
@@ -358,7 +344,7 @@ class _StreamedEngine:
         self._stream = stream
 
     @property
-    def program(self) -> Program:
+    def program(self) -> ir.Program:
         """Of the artifact."""
         return self._engine.program
 

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 import torch
 
 from greentrain.fpga_backend import contract, tables
+from greentrain.fpga_backend import program as ir
 from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.batch import Batch, Packed, Result, pack
 from greentrain.fpga_backend.emulator import arithmetic
@@ -39,26 +40,9 @@ from greentrain.fpga_backend.emulator.arithmetic import (
     weights_table,
 )
 from greentrain.fpga_backend.errors import ArtifactError
-from greentrain.fpga_backend.program import (
-    Add,
-    Attention,
-    Columns,
-    Embed,
-    Gate,
-    Linear,
-    LogProb,
-    Norm,
-    Op,
-    Pool,
-    Program,
-    Rotary,
-    Score,
-    digits,
-    read_by,
-    widths,
-)
+from greentrain.fpga_backend.program import digits, read_by, widths
 
-Joint = Attention | Pool | LogProb
+Joint = ir.Attention | ir.Pool | ir.LogProb
 """Operators that look at more than one row, or at chosen ones."""
 
 
@@ -66,7 +50,7 @@ Joint = Attention | Pool | LogProb
 class EmulatorStage:
     """Operators on single rows, in canonical form: registers numbered from 0, the inputs first; weights are slots."""
 
-    ops: tuple[Op, ...]
+    ops: tuple[ir.Op, ...]
     inputs: tuple[int, ...]
     """The program's registers that are read."""
     outputs: tuple[int, ...]
@@ -77,10 +61,10 @@ class EmulatorStage:
     """Stems of the tensors in the slots."""
 
 
-def cut(program: Program) -> tuple[EmulatorStage | Joint, ...]:
+def cut(program: ir.Program) -> tuple[EmulatorStage | Joint, ...]:
     """Return the program's stages and the operators between them, in order."""
     parts: list[EmulatorStage | Joint] = []
-    run: list[Op] = []
+    run: list[ir.Op] = []
     for i, op in enumerate(program.ops):
         if isinstance(op, Joint):
             if run:
@@ -105,24 +89,24 @@ class PoolingStart:
     @classmethod
     def of(cls, parts: Sequence[EmulatorStage | Joint]) -> "PoolingStart | None":
         """Return it, or None where every row is needed to the end."""
-        attention = max((i for i, part in enumerate(parts) if isinstance(part, Attention)), default=None)
+        attention = max((i for i, part in enumerate(parts) if isinstance(part, ir.Attention)), default=None)
         if attention is None:
             return None
         later = parts[attention + 1 :]
-        pools = [part for part in later if isinstance(part, Pool)]
+        pools = [part for part in later if isinstance(part, ir.Pool)]
         looks = any(
-            isinstance(op, Embed | Rotary) for part in later if isinstance(part, EmulatorStage) for op in part.ops
+            isinstance(op, ir.Embed | ir.Rotary) for part in later if isinstance(part, EmulatorStage) for op in part.ops
         )
-        if len(pools) != 1 or looks or any(isinstance(part, LogProb) for part in later):
+        if len(pools) != 1 or looks or any(isinstance(part, ir.LogProb) for part in later):
             return None
         (pool,), last = pools, parts[attention]
-        if pool.how == "mean" or (isinstance(last, Attention) and last.causal and pool.how != "last"):
+        if pool.how == "mean" or (isinstance(last, ir.Attention) and last.causal and pool.how != "last"):
             return None
         return cls(attention, pool.how)
 
 
-def _stage(ops: Sequence[Op], later: Sequence[Op]) -> EmulatorStage:
-    written = [op.out for op in ops if not isinstance(op, LogProb)]
+def _stage(ops: Sequence[ir.Op], later: Sequence[ir.Op]) -> EmulatorStage:
+    written = [op.out for op in ops if not isinstance(op, ir.LogProb)]
     wanted = {columns.register for op in later for columns in read_by(op)}
     outputs = tuple(r for r in written if r in wanted) or (written[-1],)
     inputs: list[int] = []
@@ -137,7 +121,7 @@ def _stage(ops: Sequence[Op], later: Sequence[Op]) -> EmulatorStage:
         changes: dict[str, object] = {}
         for field in dataclasses.fields(op):
             value = getattr(op, field.name)
-            if isinstance(value, Columns):
+            if isinstance(value, ir.Columns):
                 changes[field.name] = dataclasses.replace(value, register=number[value.register])
             elif field.name == "weight":
                 changes["weight"] = f"{len(stems)}"
@@ -198,7 +182,7 @@ class StageKernel:
         return kept_in([registers[r] for r in stage.kept], into)
 
     def linear(
-        self, op: Linear | LogProb, x: torch.Tensor, weight: Weights, *, peak: torch.Tensor | None = None
+        self, op: ir.Linear | ir.LogProb, x: torch.Tensor, weight: Weights, *, peak: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Quantise rows, multiply, scale; ``peak`` is the absolute maximum [] to scale all of them by."""
         if self.whole_batch_scale and peak is None:
@@ -212,31 +196,31 @@ class StageKernel:
             acc = self.product(q.to(torch.int8), _of(weight, "q"))
         return arithmetic.dequantise(acc, scale, _of(weight, "s"), weight["b"])
 
-    def _apply(self, op: Op, registers: dict[int, torch.Tensor], weight: Weights, rows: RowIds) -> torch.Tensor:
-        def columns(where: Columns) -> torch.Tensor:
+    def _apply(self, op: ir.Op, registers: dict[int, torch.Tensor], weight: Weights, rows: RowIds) -> torch.Tensor:
+        def columns(where: ir.Columns) -> torch.Tensor:
             return _columns(registers, where)
 
         match op:
-            case Embed():
+            case ir.Embed():
                 index = {"token": rows.ids, "position": rows.positions, "type": rows.types}[op.index] + op.offset
                 q, s = _of(weight, "q"), _of(weight, "s")
                 return q.index_select(0, index).to(torch.float32).mul_(s.index_select(0, index)[:, None])
-            case Add():
+            case ir.Add():
                 return columns(op.x) + columns(op.y)
-            case Norm():
+            case ir.Norm():
                 return arithmetic.norm(columns(op.x), _of(weight, "g"), weight["b"], op.eps, centre=op.kind == "layer")
-            case Linear():
+            case ir.Linear():
                 return self.linear(op, columns(op.x), weight)
-            case Gate():
+            case ir.Gate():
                 up = None if op.up is None else columns(op.up)
                 if op.table == "relu":
                     return arithmetic.relu(columns(op.x), up)
                 return arithmetic.gate(columns(op.x), self.tables[op.table], up, times_x=op.table != "tanh")
-            case Rotary():
+            case ir.Rotary():
                 cos = _of(weight, "cos").index_select(0, rows.positions)
                 sin = _of(weight, "sin").index_select(0, rows.positions)
                 return arithmetic.rotary(columns(op.x), cos, sin, op.heads)
-            case Score():
+            case ir.Score():
                 return score(columns(op.x), _of(weight, "q"), _of(weight, "s"), weight["b"])
         raise TypeError(f"{type(op).__name__} does not belong in a stage")
 
@@ -275,7 +259,7 @@ class CompiledStages:
     def __init__(self, kernel: StageKernel, rows: int) -> None:
         self._kernel = kernel
         self._rows = rows
-        self._runs: dict[tuple[Op, ...], _CompiledStage] = {}
+        self._runs: dict[tuple[ir.Op, ...], _CompiledStage] = {}
 
     def run(
         self,
@@ -286,7 +270,7 @@ class CompiledStages:
         into: Sequence[torch.Tensor] | None = None,
     ) -> list[torch.Tensor]:
         """Run a stage on at most ``rows`` rows; see ``StageKernel.run``."""
-        if not any(isinstance(op, Linear) for op in stage.ops):
+        if not any(isinstance(op, ir.Linear) for op in stage.ops):
             return self._kernel.run(stage, inputs, weights, rows, into)
         count = len(inputs[0]) if inputs else len(rows.ids)
         if into is not None and count == self._rows:
@@ -321,7 +305,7 @@ def _own(kernel: StageKernel, stage: EmulatorStage) -> _CompiledStage:
     return own
 
 
-def check(program: Program) -> None:
+def check(program: ir.Program) -> None:
     """Raise if a program goes beyond what the contract allows.
 
     Raises:
@@ -340,16 +324,16 @@ def check(program: Program) -> None:
                 )
 
 
-def _sizes(op: Op) -> Iterator[tuple[int, int, str]]:
+def _sizes(op: ir.Op) -> Iterator[tuple[int, int, str]]:
     match op:
-        case Norm():
+        case ir.Norm():
             yield op.x.width, contract.MAX_WIDTH, "columns"
-        case Linear() | Score():
+        case ir.Linear() | ir.Score():
             yield op.x.width, contract.MAX_INNER, "inputs"
-        case LogProb():
+        case ir.LogProb():
             yield op.x.width, contract.MAX_INNER, "inputs"
             yield op.vocabulary, contract.MAX_VOCABULARY, "tokens"
-        case Attention():
+        case ir.Attention():
             yield op.q.width // op.heads, contract.EXACT_F32_INNER, "columns a head"
 
 
@@ -390,7 +374,7 @@ class Engine:
                 f"precision {program.precision!r} is not in the integer contract; the emulator runs 'w8a8', "
                 "the torch device runs any"
             )
-        two = any(digits(op) == 2 for op in program.ops if isinstance(op, Linear | LogProb))
+        two = any(digits(op) == 2 for op in program.ops if isinstance(op, ir.Linear | ir.LogProb))
         if two and program.activations != "token":
             raise ArtifactError("one scale a tensor goes with activations of 8 bits only: compile the model again")
         self.program = program
@@ -432,15 +416,15 @@ class Engine:
         found: torch.Tensor | None = None
         for i, part in enumerate(self._parts):
             match part:
-                case Attention() if ends is not None and i == ends.attention:
+                case ir.Attention() if ends is not None and i == ends.attention:
                     registers[part.out] = self._attention_of(part, registers, packed, ends.how)
-                case Attention():
+                case ir.Attention():
                     registers[part.out] = self._attention(part, registers, packed)
-                case Pool() if ends is not None:
+                case ir.Pool() if ends is not None:
                     registers[part.out] = _columns(registers, part.x)
-                case Pool():
+                case ir.Pool():
                     registers[part.out] = pool(_columns(registers, part.x), part.how, packed)
-                case LogProb():
+                case ir.LogProb():
                     found = self._logprobs(part, registers, packed)
                 case EmulatorStage():
                     registers.update(self._stage(part, registers, rows))
@@ -468,7 +452,7 @@ class Engine:
             self._run_stage(stage, [h[start:stop] for h in held], weights, rows.block(start, stop), into)
         return outputs
 
-    def _attention(self, op: Attention, registers: dict[int, torch.Tensor], packed: Packed) -> torch.Tensor:
+    def _attention(self, op: ir.Attention, registers: dict[int, torch.Tensor], packed: Packed) -> torch.Tensor:
         rows = len(registers[op.q.register])
         out = torch.empty(rows, self._widths[op.out], dtype=torch.float32)
         shared = {segment.parent for segment in packed.segments}
@@ -485,7 +469,7 @@ class Engine:
         return out
 
     def _attention_of(
-        self, op: Attention, registers: dict[int, torch.Tensor], packed: Packed, how: str
+        self, op: ir.Attention, registers: dict[int, torch.Tensor], packed: Packed, how: str
     ) -> torch.Tensor:
         """Attend from one row of each sequence only."""
         out = torch.empty(len(packed.sequences), self._widths[op.out], dtype=torch.float32)
@@ -498,7 +482,7 @@ class Engine:
             attend(query, keys, values, out[i : i + 1], scale=op.scale, causal=False, table=self._attention_table)
         return out
 
-    def _logprobs(self, op: LogProb, registers: dict[int, torch.Tensor], packed: Packed) -> torch.Tensor:
+    def _logprobs(self, op: ir.LogProb, registers: dict[int, torch.Tensor], packed: Packed) -> torch.Tensor:
         x = _columns(registers, op.x)
         targets, chosen = _long(packed.target_ids), _long(packed.target_rows)
         out = torch.empty(len(targets), dtype=torch.float32)
@@ -531,7 +515,7 @@ def _last_reads(parts: Sequence[Any]) -> list[list[int]]:
 
 
 def _heads(
-    op: Attention, registers: dict[int, torch.Tensor], own: slice
+    op: ir.Attention, registers: dict[int, torch.Tensor], own: slice
 ) -> tuple[QuantisedHeads, QuantisedHeads, QuantisedHeads]:
     """Quantise queries, keys and values of some rows, in one piece where they lie side by side."""
     q, k, v = op.q, op.k, op.v
@@ -544,7 +528,7 @@ def _heads(
         k.start + k.width,
     )
     if beside and k.width == v.width == width * op.kv_heads:
-        whole = Columns(register=q.register, start=q.start, width=q.width + k.width + v.width)
+        whole = ir.Columns(register=q.register, start=q.start, width=q.width + k.width + v.width)
         found = QuantisedHeads.of(_columns(registers, whole)[own], op.heads + 2 * op.kv_heads)
         keys, values = (found.some(op.heads + i * op.kv_heads, op.kv_heads) for i in (0, 1))
         return found.some(0, op.heads), keys.repeated(times), values.repeated(times)
@@ -552,7 +536,7 @@ def _heads(
     return QuantisedHeads.of(_columns(registers, q)[own], op.heads), keys, values
 
 
-def _columns(registers: dict[int, torch.Tensor], where: Columns) -> torch.Tensor:
+def _columns(registers: dict[int, torch.Tensor], where: ir.Columns) -> torch.Tensor:
     return registers[where.register][:, where.start : where.start + where.width]
 
 

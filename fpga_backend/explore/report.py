@@ -90,7 +90,7 @@ def _notes(points: Sequence[DesignPoint], flips: bool) -> list[str]:
 def _assumed(cards: Sequence[CardSpec]) -> list[str]:
     found = []
     for card in cards:
-        names = [name for name in CONSTANTS if getattr(card, name) is not None and card.kind(name) == "assumed"]
+        names = [name for name in CONSTANTS if name in card.constants and card.kind(name) == "assumed"]
         if names:
             units = {name: unit_of(name).replace("1", "") for name in names}
             listed = ", ".join(f"{name} {card.value(name):.3g} {units[name]}".strip() for name in names)

@@ -382,19 +382,13 @@ class RemoteDevice:
         return int(self._connection.json(answer)["number"])
 
     def _send(self, artifact: Artifact, digest: str) -> None:
-        upload = Upload(artifact)
-        if upload.nbytes > self._artifact_bytes:
-            raise ArtifactError(f"the artifact has {upload.nbytes} bytes, the server takes {self._artifact_bytes}")
-        self._connection.json(
-            self._connection.ask(
-                "PUT",
-                f"artifacts/{digest}",
-                patient=True,
-                body=upload,
-                headers={"Content-Length": str(upload.nbytes)},
-                read_s=self._patience.load_s,
-            )
-        )
+        with Upload(artifact) as upload:
+            if upload.nbytes > self._artifact_bytes:
+                raise ArtifactError(f"the artifact has {upload.nbytes} bytes, the server takes {self._artifact_bytes}")
+            headers, read_s = {"Content-Length": str(upload.nbytes)}, self._patience.load_s
+            path = f"artifacts/{digest}"
+            answer = self._connection.ask("PUT", path, patient=True, body=upload, headers=headers, read_s=read_s)
+        self._connection.json(answer)
 
     def _run(self, model: _RemoteModel, body: bytes) -> Result:
         """Run a batch, in the lane's thread."""

@@ -1,11 +1,11 @@
 """Bodies of the HTTP interface: arrays and artifacts as safetensors, everything else as JSON.
 
 All are read without running any of it. Floats pass as their bits. An artifact is one stream, never whole in memory,
-with its manifest as metadata, in the format of safetensors (github.com/huggingface/safetensors, README, "Format", read
-2026-11-21): the length of a JSON header in 8 bytes, the header, then the tensors' bytes one after the other.
+with its manifest as the metadata of safetensors.
 """
 
 import json
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from safetensors import safe_open
 from safetensors.numpy import load, save
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from greentrain.fpga_backend import contract
 from greentrain.fpga_backend.artifact import Artifact
@@ -205,51 +204,36 @@ def _cut(whole: npt.NDArray[Any], lengths: npt.NDArray[np.int64]) -> tuple[npt.N
 
 
 PIECE_BYTES = 2**20
-_TYPES = {
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.int16: "I16",
-    torch.int32: "I32",
-    torch.int64: "I64",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float32: "F32",
-    torch.float64: "F64",
-}
 
 
 class Upload:
-    """The bytes of an artifact, as often as they are asked for.
+    """The bytes of an artifact, as often as they are asked for, out of a temporary file that its end takes away.
 
     Raises:
-        ArtifactError: A tensor is of a type that cannot be sent.
+        ArtifactError: A tensor is of a type that cannot be sent, or there is no room for the file.
     """
 
     def __init__(self, artifact: Artifact) -> None:
-        self._tensors = [artifact.tensors[name].contiguous() for name in sorted(artifact.tensors)]
         manifest = {"contract": contract.VERSION, "source": artifact.source, "program": artifact.program.to_json()}
-        header: dict[str, Any] = {"__metadata__": {"artifact": json.dumps(manifest)}}
-        start = 0
-        for name, tensor in zip(sorted(artifact.tensors), self._tensors, strict=True):
-            if tensor.dtype not in _TYPES:
-                raise ArtifactError(f"tensor {name} is of {tensor.dtype}, which cannot be sent to another machine")
-            header[name] = {
-                "dtype": _TYPES[tensor.dtype],
-                "shape": list(tensor.shape),
-                "data_offsets": [start, start + tensor.nbytes],
-            }
-            start += tensor.nbytes
-        text = json.dumps(header).encode()
-        text += b" " * (-len(text) % 8)
-        self._head = len(text).to_bytes(8, "little") + text
-        self.nbytes = len(self._head) + start
+        self._folder = tempfile.TemporaryDirectory(prefix="greentrain-upload-")
+        self._path = Path(self._folder.name, "artifact")
+        try:
+            save_file(dict(artifact.tensors), self._path, metadata={"artifact": json.dumps(manifest)})
+        except Exception as error:  # safetensors raises its own type, OSError or ValueError
+            self._folder.cleanup()
+            raise ArtifactError(f"the artifact cannot be sent to another machine: {error}") from error
+        self.nbytes = self._path.stat().st_size
 
     def __iter__(self) -> Iterator[bytes]:
-        yield self._head
-        for tensor in self._tensors:
-            whole = tensor.view(-1).view(torch.uint8).numpy().data
-            for start in range(0, len(whole), PIECE_BYTES):
-                yield bytes(whole[start : start + PIECE_BYTES])
+        with self._path.open("rb") as file:
+            while piece := file.read(PIECE_BYTES):
+                yield piece
+
+    def __enter__(self) -> "Upload":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._folder.cleanup()
 
 
 def received(path: Path, digest: str) -> Artifact:

@@ -5,9 +5,8 @@ no figure was found (2026-11-21); they are taken only where somebody asks for th
 that rests on one says so.
 """
 
-import dataclasses
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from greentrain.errors import ConfigError
@@ -43,27 +42,11 @@ _POSITIVE = ("DSP", "MAC/clock", "Hz", "B", "B/s", "batches")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardSpec:
-    """Constants of one kind of card, and of the design that is loaded on it. ``None``: not known."""
+    """Constants of one kind of card, and of the design that is loaded on it, as far as they are known."""
 
     name: str
-    dsps: SourcedNumber | None = None
-    macs8_per_dsp: SourcedNumber | None = None
-    macs16_per_dsp: SourcedNumber | None = None
-    dsp_share: SourcedNumber | None = None
-    clock_hz: SourcedNumber | None = None
-    array_efficiency: SourcedNumber | None = None
-    memory_bytes: SourcedNumber | None = None
-    memory_bytes_per_s: SourcedNumber | None = None
-    memory_efficiency: SourcedNumber | None = None
-    pcie_bytes_per_s: SourcedNumber | None = None
-    launch_s: SourcedNumber | None = None
-    queue_depth: SourcedNumber | None = None
-    idle_power_w: SourcedNumber | None = None
-    mac8_j: SourcedNumber | None = None
-    mac16_j: SourcedNumber | None = None
-    memory_j_per_byte: SourcedNumber | None = None
-    pcie_j_per_byte: SourcedNumber | None = None
-    tdp_w: SourcedNumber | None = None
+    constants: Mapping[str, SourcedNumber] = field(default_factory=dict)
+    """By their names in ``CONSTANTS``."""
 
     def with_(self, **values: float | SourcedNumber) -> "CardSpec":
         """Return the card with constants replaced: a number is taken in the constant's unit, and as assumed.
@@ -71,7 +54,7 @@ class CardSpec:
         Raises:
             ConfigError: There is no such constant, or a value cannot be one.
         """
-        changed: dict[str, Any] = {}
+        changed = dict(self.constants)
         for name, value in values.items():
             unit = unit_of(name)
             given = value if isinstance(value, SourcedNumber) else _given(float(value), unit, SourceKind.ASSUMED)
@@ -82,7 +65,7 @@ class CardSpec:
             if unit in _POSITIVE and not given.value:
                 raise ConfigError(f"{self.name}.{name} is 0 {unit}; it is positive")
             changed[name] = given
-        return dataclasses.replace(self, **changed)
+        return CardSpec(name=self.name, constants=changed)
 
     def given(self, text: str) -> "CardSpec":
         """Return the card with one constant of the form ``name=value`` or ``name=value:measured``.
@@ -110,8 +93,7 @@ class CardSpec:
             ConfigError: It is not known.
         """
         self.check((name,))
-        found: SourcedNumber = getattr(self, name)
-        return found
+        return self.constants[name]
 
     def value(self, name: str) -> float:
         """Return one constant in its unit; errors are those of :meth:`constant`."""
@@ -123,7 +105,7 @@ class CardSpec:
 
     def missing(self, names: Iterable[str] | None = None) -> tuple[str, ...]:
         """Return the constants that nobody gave, of those named or of all."""
-        return tuple(name for name in (CONSTANTS if names is None else names) if getattr(self, name) is None)
+        return tuple(name for name in (CONSTANTS if names is None else names) if name not in self.constants)
 
     def check(self, names: Iterable[str]) -> None:
         """Raise if one of these constants is not known.
@@ -175,7 +157,7 @@ def _card(name: str) -> CardSpec:
     row = device_rows()[name]
     shared = {"memory_bytes_per_s": row.get("memory_bytes_s"), "tdp_w": row.get("tdp_w")}
     own = {key: given for key, given in {**shared, **row["card"]}.items() if key != "assumed" and given is not None}
-    return CardSpec(name=name, **_numbers(own))
+    return CardSpec(name=name, constants=_numbers(own))
 
 
 CARDS: Final[Mapping[str, CardSpec]] = {name: _card(name) for name, row in device_rows().items() if "card" in row}

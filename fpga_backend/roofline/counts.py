@@ -10,30 +10,12 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from greentrain.fpga_backend import program as ir
 from greentrain.fpga_backend.batch import Packed
 from greentrain.fpga_backend.csim.launches import FLOATS, beats, by_sequence
 from greentrain.fpga_backend.csim.layout import logit_rows
 from greentrain.fpga_backend.errors import ArtifactError, BatchError
-from greentrain.fpga_backend.program import (
-    Add,
-    Attention,
-    Embed,
-    Gate,
-    Linear,
-    LogProb,
-    Norm,
-    Op,
-    Pool,
-    Precision,
-    Program,
-    Rotary,
-    Score,
-    digits,
-    group_of,
-    read_by,
-    width_of,
-    widths,
-)
+from greentrain.fpga_backend.program import digits, group_of, read_by, width_of, widths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +118,7 @@ _WIDTHS: dict[str, NumberWidths] = {
 }
 
 
-def widths_of(precision: Precision) -> NumberWidths:
+def widths_of(precision: ir.Precision) -> NumberWidths:
     """Return the sizes of a precision.
 
     Raises:
@@ -207,7 +189,7 @@ class WorkCounts:
         return sum(op.launches for op in self.ops)
 
 
-def count(program: Program, batch: Packed | BatchLayout) -> WorkCounts:
+def count(program: ir.Program, batch: Packed | BatchLayout) -> WorkCounts:
     """Return what a batch asks of one card.
 
     Args:
@@ -220,70 +202,70 @@ def count(program: Program, batch: Packed | BatchLayout) -> WorkCounts:
     layout = batch if isinstance(batch, BatchLayout) else BatchLayout.of(batch)
     counter = _OpCounter(program, layout)
     ops = tuple(counter.count(place, op) for place, op in enumerate(program.ops))
-    asked = isinstance(program.ops[-1], LogProb)
+    asked = isinstance(program.ops[-1], ir.LogProb)
     table = 3 * layout.rows + 4 * (layout.segments + layout.sequences) + (2 * layout.targets if asked else 0)
     results = layout.targets if asked else layout.sequences * FLOATS * beats(max(program.labels, 1))
     return WorkCounts(ops=ops, tokens=layout.tokens, pcie_in_bytes=WORD * table, pcie_out_bytes=WORD * results)
 
 
-def _register_rows(program: Program, layout: BatchLayout) -> dict[int, int]:
+def _register_rows(program: ir.Program, layout: BatchLayout) -> dict[int, int]:
     """Return how many rows each register has."""
     pooled = by_sequence(program)
-    written = [op.out for op in program.ops if not isinstance(op, LogProb)]
+    written = [op.out for op in program.ops if not isinstance(op, ir.LogProb)]
     return {register: layout.sequences if register in pooled else layout.rows for register in written}
 
 
 class _OpCounter:
     """Counts the operators of a program."""
 
-    def __init__(self, program: Program, layout: BatchLayout) -> None:
+    def __init__(self, program: ir.Program, layout: BatchLayout) -> None:
         self._program = program
         self._layout = layout
         self._sizes = widths_of(program.precision)
         self._rows = _register_rows(program, layout)
 
-    def count(self, place: int, op: Op) -> OpCount:
+    def count(self, place: int, op: ir.Op) -> OpCount:
         """Return an operator's part."""
         return OpCount(place=place, kind=type(op).__name__.lower(), **self._needs(op))
 
-    def _needs(self, op: Op) -> dict[str, int]:
+    def _needs(self, op: ir.Op) -> dict[str, int]:
         """Return the fields of an OpCount that differ from its defaults."""
-        if isinstance(op, LogProb):
+        if isinstance(op, ir.LogProb):
             return self._logprob(op)
         rows = self._rows[op.out]
         match op:
-            case Embed():
+            case ir.Embed():
                 read = rows * self._sizes.entry(op.width)
                 return {"weight_bytes": read, "activation_bytes": self._register(rows, op.width) + WORD * rows}
-            case Add():
+            case ir.Add():
                 return {"activation_bytes": 3 * self._register(rows, op.x.width)}
-            case Norm():
+            case ir.Norm():
                 return {
                     "weight_bytes": _stored(op, self._program),
                     "activation_bytes": 2 * self._register(rows, op.x.width),
                 }
-            case Linear():
+            case ir.Linear():
                 return self._product(op, rows)
-            case Gate():
+            case ir.Gate():
                 matrices = 2 if op.up is None else 3
                 return {"activation_bytes": matrices * self._register(rows, op.x.width)}
-            case Rotary():
+            case ir.Rotary():
                 angles = WORD * op.x.width // op.heads * rows
                 moved = 2 * self._register(rows, op.x.width) + WORD * rows
                 return {"weight_bytes": angles, "activation_bytes": moved}
-            case Attention():
+            case ir.Attention():
                 return self._attention(op, rows)
-            case Pool():
+            case ir.Pool():
                 read = self._layout.rows if op.how == "mean" else self._layout.sequences
                 return {"activation_bytes": self._register(read, op.x.width) + self._register(rows, op.x.width)}
-            case Score():
+            case ir.Score():
                 return {
                     "macs16": rows * op.labels * op.x.width,
                     "weight_bytes": _stored(op, self._program),
                     "activation_bytes": self._register(rows, op.x.width) + WORD * rows * op.labels,
                 }
 
-    def _attention(self, op: Attention, rows: int) -> dict[str, int]:
+    def _attention(self, op: ir.Attention, rows: int) -> dict[str, int]:
         layout, sizes = self._layout, self._sizes
         outputs = width_of(op)
         pairs = layout.causal_pairs if op.causal else layout.all_pairs
@@ -300,7 +282,7 @@ class _OpCounter:
             **self._macs(pairs * (op.q.width + outputs)),
         }
 
-    def _logprob(self, op: LogProb) -> dict[str, int]:
+    def _logprob(self, op: ir.LogProb) -> dict[str, int]:
         targets = self._layout.targets
         chunks = math.ceil(targets / logit_rows(op.vocabulary))
         product = self._product(op, targets)
@@ -312,7 +294,7 @@ class _OpCounter:
             "activation_bytes": product["activation_bytes"] + logits + 2 * WORD * targets,
         }
 
-    def _product(self, op: Linear | LogProb, rows: int) -> dict[str, int]:
+    def _product(self, op: ir.Linear | ir.LogProb, rows: int) -> dict[str, int]:
         inner, quantised = op.x.width, self._sizes.quantised
         times = digits(op) if quantised else 1
         read = rows * (times * inner + WORD) if quantised else self._register(rows, inner)
@@ -350,7 +332,7 @@ class MemoryFootprint:
         return self.weights_bytes + self.activations_bytes
 
 
-def footprint(program: Program, layout: BatchLayout) -> MemoryFootprint:
+def footprint(program: ir.Program, layout: BatchLayout) -> MemoryFootprint:
     """Return what a batch takes on a card. Tensors that several operators name are counted once.
 
     Raises:
@@ -361,26 +343,26 @@ def footprint(program: Program, layout: BatchLayout) -> MemoryFootprint:
     return MemoryFootprint(weights_bytes=weights, activations_bytes=_peak(program, layout))
 
 
-def _stored(op: Op, program: Program) -> int:
+def _stored(op: ir.Op, program: ir.Program) -> int:
     """Return the bytes of an operator's tensors on a card."""
     sizes = widths_of(program.precision)
     match op:
-        case Embed():
+        case ir.Embed():
             entries = {"token": program.vocabulary, "type": program.types}.get(op.index, program.max_tokens + op.offset)
             return entries * sizes.entry(op.width)
-        case Linear() | LogProb():
+        case ir.Linear() | ir.LogProb():
             return sizes.weights(op.outputs, op.x.width) + (WORD * op.outputs if op.bias else 0)
-        case Norm():
+        case ir.Norm():
             return (2 if op.bias else 1) * op.x.width * WORD
-        case Rotary():
+        case ir.Rotary():
             return program.max_tokens * op.x.width // op.heads * WORD
-        case Score():
+        case ir.Score():
             return op.labels * (op.x.width * 2 + WORD * (2 if op.bias else 1))
         case _:
             return 0
 
 
-def _peak(program: Program, layout: BatchLayout) -> int:
+def _peak(program: ir.Program, layout: BatchLayout) -> int:
     sizes = widths_of(program.precision)
     rows, width = _register_rows(program, layout), widths(program)
     last = {source.register: place for place, op in enumerate(program.ops) for source in read_by(op)}
@@ -388,12 +370,12 @@ def _peak(program: Program, layout: BatchLayout) -> int:
     most = 0
     for place, op in enumerate(program.ops):
         extra = 0
-        if isinstance(op, LogProb):
+        if isinstance(op, ir.LogProb):
             extra = min(logit_rows(op.vocabulary), layout.targets) * op.vocabulary * sizes.activation_bytes
         else:
             live[op.out] = rows[op.out] * width[op.out] * sizes.activation_bytes
         if sizes.quantised:
-            times = digits(op) if isinstance(op, Linear | LogProb) else 1
+            times = digits(op) if isinstance(op, ir.Linear | ir.LogProb) else 1
             extra += times * sum(rows[source.register] * source.width for source in read_by(op))
         most = max(most, sum(live.values()) + extra)
         live = {register: size for register, size in live.items() if last.get(register, -1) > place}

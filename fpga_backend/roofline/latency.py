@@ -232,7 +232,7 @@ class ModelledMeter:
             provenance=Provenance.MODELLED,
             method="roofline model",
             period_s=PERIOD_S,
-            note=f"a model of {cards} x {card.name}, no card was there: idle power {card.idle_power_w}",
+            note=f"a model of {cards} x {card.name}, no card was there: idle power {card.constant('idle_power_w')}",
             shared=False,
         )
 

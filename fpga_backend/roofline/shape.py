@@ -6,24 +6,9 @@ The operators are those that compiling such a model gives, so that an 8B model c
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+from greentrain.fpga_backend import program as ir
 from greentrain.fpga_backend.errors import UnsupportedModelError
-from greentrain.fpga_backend.program import (
-    Add,
-    Attention,
-    Columns,
-    Embed,
-    Gate,
-    Linear,
-    LogProb,
-    Norm,
-    Op,
-    Pool,
-    Program,
-    RegisterOp,
-    Rotary,
-    Score,
-    width_of,
-)
+from greentrain.fpga_backend.program import width_of
 
 Head = Literal["score", "logprob"]
 
@@ -33,7 +18,7 @@ def program_of(
     *,
     head: Head = "score",
     max_tokens: int | None = None,
-) -> Program:
+) -> ir.Program:
     """Return the program of a model, in w8a8 and with one score where its head is one.
 
     Args:
@@ -49,7 +34,7 @@ def program_of(
         raise UnsupportedModelError(f"model_type is {kind!r}; known: {', '.join(_KINDS)}")
     build = _Builder(kind, config, head)
     _KINDS[kind](build)
-    return Program(
+    return ir.Program(
         ops=tuple(build.ops),
         vocabulary=build.number("vocab_size"),
         types=build.number("type_vocab_size") if kind == "bert" else 0,
@@ -68,7 +53,7 @@ class _Builder:
         self.kind = kind
         self.config = config
         self.head = head
-        self.ops: list[Op] = []
+        self.ops: list[ir.Op] = []
         gpt2 = kind == "gpt2"
         self.hidden = self.number("n_embd" if gpt2 else "hidden_size")
         self.layers = self.number("n_layer" if gpt2 else "num_hidden_layers")
@@ -85,65 +70,65 @@ class _Builder:
             raise UnsupportedModelError(f"config.json of a {self.kind} has {key}={value!r}; it is a positive integer")
         return value
 
-    def embed(self, index: Literal["token", "position", "type"]) -> Columns:
+    def embed(self, index: Literal["token", "position", "type"]) -> ir.Columns:
         """Look rows up."""
-        return self._add(Embed(out=self._next, weight=f"embed.{index}", index=index, width=self.hidden))
+        return self._add(ir.Embed(out=self._next, weight=f"embed.{index}", index=index, width=self.hidden))
 
-    def add(self, x: Columns, y: Columns) -> Columns:
+    def add(self, x: ir.Columns, y: ir.Columns) -> ir.Columns:
         """Add two."""
-        return self._add(Add(out=self._next, x=x, y=y))
+        return self._add(ir.Add(out=self._next, x=x, y=y))
 
-    def norm(self, x: Columns, kind: Literal["layer", "rms"]) -> Columns:
+    def norm(self, x: ir.Columns, kind: Literal["layer", "rms"]) -> ir.Columns:
         """Normalise rows."""
         bias = kind == "layer"
-        return self._add(Norm(out=self._next, x=x, weight=f"norm.{self._next}", kind=kind, eps=1e-5, bias=bias))
+        return self._add(ir.Norm(out=self._next, x=x, weight=f"norm.{self._next}", kind=kind, eps=1e-5, bias=bias))
 
-    def linear(self, x: Columns, outputs: int, *, bias: bool) -> Columns:
+    def linear(self, x: ir.Columns, outputs: int, *, bias: bool) -> ir.Columns:
         """Multiply by a matrix."""
-        return self._add(Linear(out=self._next, x=x, weight=f"linear.{self._next}", outputs=outputs, bias=bias))
+        return self._add(ir.Linear(out=self._next, x=x, weight=f"linear.{self._next}", outputs=outputs, bias=bias))
 
-    def gate(self, x: Columns, table: Any, up: Columns | None = None) -> Columns:
+    def gate(self, x: ir.Columns, table: Any, up: ir.Columns | None = None) -> ir.Columns:
         """Activate."""
-        return self._add(Gate(out=self._next, x=x, table=table, up=up))
+        return self._add(ir.Gate(out=self._next, x=x, table=table, up=up))
 
-    def attend(self, x: Columns, *, bias: bool, rotary: bool, causal: bool) -> Columns:
+    def attend(self, x: ir.Columns, *, bias: bool, rotary: bool, causal: bool) -> ir.Columns:
         """Project to queries, keys and values in one product, and attend."""
         own, shared = self.heads * self.head_width, self.kv_heads * self.head_width
         all_ = self.linear(x, own + 2 * shared, bias=bias)
         q, k, v = (
-            Columns(register=all_.register, start=start, width=width)
+            ir.Columns(register=all_.register, start=start, width=width)
             for start, width in ((0, own), (own, shared), (own + shared, shared))
         )
         if rotary:
             q, k = self._rotate(q, self.heads), self._rotate(k, self.kv_heads)
         heads, kv_heads, scale = self.heads, self.kv_heads, self.head_width**-0.5
         return self._add(
-            Attention(out=self._next, q=q, k=k, v=v, heads=heads, kv_heads=kv_heads, scale=scale, causal=causal)
+            ir.Attention(out=self._next, q=q, k=k, v=v, heads=heads, kv_heads=kv_heads, scale=scale, causal=causal)
         )
 
-    def end(self, x: Columns, how: Literal["first", "last"], *, pooler: bool = False) -> None:
+    def end(self, x: ir.Columns, how: Literal["first", "last"], *, pooler: bool = False) -> None:
         """Add the head."""
         if self.head == "logprob":
             if self.kind == "bert":
                 raise UnsupportedModelError("a bert predicts no next token: its head is score")
             vocabulary = self.number("vocab_size")
-            self.ops.append(LogProb(x=x, weight="head", vocabulary=vocabulary, bias=False))
+            self.ops.append(ir.LogProb(x=x, weight="head", vocabulary=vocabulary, bias=False))
             return
-        row = self._add(Pool(out=self._next, x=x, how=how))
+        row = self._add(ir.Pool(out=self._next, x=x, how=how))
         if pooler:
             row = self.gate(self.linear(row, self.hidden, bias=True), "tanh")
-        self._add(Score(out=self._next, x=row, weight="head", labels=1, bias=pooler))
+        self._add(ir.Score(out=self._next, x=row, weight="head", labels=1, bias=pooler))
 
-    def _rotate(self, x: Columns, heads: int) -> Columns:
-        return self._add(Rotary(out=self._next, x=x, weight="rotary", heads=heads))
+    def _rotate(self, x: ir.Columns, heads: int) -> ir.Columns:
+        return self._add(ir.Rotary(out=self._next, x=x, weight="rotary", heads=heads))
 
     @property
     def _next(self) -> int:
         return len(self.ops)
 
-    def _add(self, op: RegisterOp) -> Columns:
+    def _add(self, op: ir.RegisterOp) -> ir.Columns:
         self.ops.append(op)
-        return Columns(register=op.out, start=0, width=width_of(op))
+        return ir.Columns(register=op.out, start=0, width=width_of(op))
 
 
 def _bert(build: _Builder) -> None:
@@ -174,7 +159,7 @@ def _llama(build: _Builder) -> None:
         seen = build.attend(build.norm(x, "rms"), bias=biased, rotary=True, causal=True)
         x = build.add(x, build.linear(seen, build.hidden, bias=False))
         both = build.linear(build.norm(x, "rms"), 2 * build.inner, bias=False)
-        gate, up = (Columns(register=both.register, start=at, width=build.inner) for at in (0, build.inner))
+        gate, up = (ir.Columns(register=both.register, start=at, width=build.inner) for at in (0, build.inner))
         x = build.add(x, build.linear(build.gate(gate, "silu", up), build.hidden, bias=False))
     build.end(build.norm(x, "rms"), "last")
 

@@ -238,7 +238,7 @@ class CardMeter:
 def _limit_w(name: str) -> float | None:
     """Return the board power that a card's cooling is laid out for (W); None where no table has it."""
     card = CARDS.get(name.removeprefix("Alveo "))
-    return None if card is None or card.tdp_w is None else card.tdp_w.value
+    return None if card is None or card.missing(["tdp_w"]) else card.value("tdp_w")
 
 
 def meter_of(card: PciFunction | None) -> CardMeter:

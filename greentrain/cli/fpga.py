@@ -277,9 +277,7 @@ def _document(
     from greentrain.fpga_backend.roofline.cards import CONSTANTS
 
     constants = {
-        card.name: {
-            name: dataclasses.asdict(quantity) for name in CONSTANTS if (quantity := getattr(card, name)) is not None
-        }
+        card.name: {name: dataclasses.asdict(card.constant(name)) for name in CONSTANTS if name in card.constants}
         for card in specs
     }
     return {

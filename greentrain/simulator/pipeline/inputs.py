@@ -91,7 +91,7 @@ def card_figures(
     if not wave:
         raise ConfigError(f"{subject.name} in {precision} has no room on a {card.name}: leave it on the GPUs")
     run = in_waves(program, card, sequence=work.length, wave=wave, sequences=work.sequences)
-    assumed = [name for name in CONSTANTS if getattr(card, name) is not None and card.kind(name) == "assumed"]
+    assumed = [name for name in CONSTANTS if name in card.constants and card.kind(name) == "assumed"]
     source = f"roofline model of {subject.name}, {precision}, on a {card.name}, bound by {run.bound}"
     source += f"; assumed: {', '.join(assumed)}" if assumed else ""
     return (

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from greentrain.fpga_backend.card import Buffer
-from greentrain.fpga_backend.csim.card import CsimCard
 from greentrain.fpga_backend.csim.kernels import KERNELS
 from greentrain.fpga_backend.csim.layout import padded
+from tests.fpga_backend.csim.checked_card import CheckedCard
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
@@ -26,7 +26,7 @@ class Bench:
     """
 
     def __init__(self, library: Path) -> None:
-        self.card = CsimCard(library, poison=True)
+        self.card = CheckedCard(library, poison=True)
 
     def run(self, kernel: str, outputs: Mapping[str, Array], /, **given: Array | int) -> None:
         """Launch a kernel.

@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 
 from greentrain.fpga_backend.card import Buffer, Card
-from greentrain.fpga_backend.csim.card import CsimCard, extents
 from greentrain.fpga_backend.csim.kernels import ACTIVATIONS, KERNELS, ROWS, WEIGHTS
 from greentrain.fpga_backend.errors import DeviceError
+from tests.fpga_backend.csim.checked_card import CheckedCard, extents
 
 
 @pytest.fixture
-def card(library: Path) -> Iterator[CsimCard]:
-    card = CsimCard(library)
+def card(library: Path) -> Iterator[CheckedCard]:
+    card = CheckedCard(library)
     yield card
     card.close()
 
 
-def test_memory_is_aligned_and_holds_what_was_written(card: CsimCard) -> None:
+def test_memory_is_aligned_and_holds_what_was_written(card: CheckedCard) -> None:
     typed: Card = card
     buffer = typed.allocate(100)
     typed.write(buffer, np.arange(25, dtype=np.int32))
@@ -56,13 +56,13 @@ def test_memory_is_aligned_and_holds_what_was_written(card: CsimCard) -> None:
         (lambda c, b: c.launch("gt_add", (b, c.allocate(64, 1), b, 1, 1, 0, 1, 0, 1)), "z reaches bank 0.* lies in 1"),
     ],
 )
-def test_what_does_not_fit(card: CsimCard, wrong: Callable[[CsimCard, Buffer], Any], said: str) -> None:
+def test_what_does_not_fit(card: CheckedCard, wrong: Callable[[CheckedCard, Buffer], Any], said: str) -> None:
     buffer = card.allocate(8)
     with pytest.raises(DeviceError, match=said):
         wrong(card, buffer)
 
 
-def test_a_closed_card_gives_no_memory(card: CsimCard) -> None:
+def test_a_closed_card_gives_no_memory(card: CheckedCard) -> None:
     buffer = card.allocate(8)
     card.close()
     card.close()
@@ -79,7 +79,7 @@ def test_extents_know_every_kernel_and_only_its_pointers() -> None:
         assert extents(kernel.name, scalars).keys() <= pointers
 
 
-def test_kernels_run_without_the_gil(card: CsimCard) -> None:
+def test_kernels_run_without_the_gil(card: CheckedCard) -> None:
     """Another thread ticks while a product runs for some tenths of a second."""
     rows, beats = 2048, 64
     q, qs = card.allocate(rows * beats * 64, ROWS.bank), card.allocate(rows * 4, ROWS.bank)

@@ -13,13 +13,13 @@ from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.batch import Batch, Result, pack
 from greentrain.fpga_backend.csim import layout
 from greentrain.fpga_backend.csim.build import FLAGS, ap_types, build
-from greentrain.fpga_backend.csim.card import CsimCard
 from greentrain.fpga_backend.csim.schedule import BatchSchedule
 from greentrain.fpga_backend.emulator.engine import Engine
 from greentrain.fpga_backend.program import ActivationBits, Linear, LogProb, Op
 from greentrain.testing.offload_models import decoder, encoder, sequences
 from tests.fpga_backend.csim import reference
 from tests.fpga_backend.csim.bench import same
+from tests.fpga_backend.csim.checked_card import CheckedCard
 
 lengths = st.lists(st.integers(1, 40), min_size=1, max_size=5).map(tuple)
 seeds = st.integers(0, 2**32 - 1)
@@ -33,7 +33,7 @@ def by_sequence(result: Result) -> list[npt.NDArray[np.float32]]:
 
 
 def run(library: Path, artifact: Artifact, batch: Batch, **options: int) -> Result:
-    schedule = BatchSchedule(artifact, CsimCard(library, poison=True), **options)
+    schedule = BatchSchedule(artifact, CheckedCard(library, poison=True), **options)
     try:
         return schedule.run(batch)
     finally:

@@ -11,7 +11,6 @@ import torch
 from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.batch import Batch
 from greentrain.fpga_backend.card import Buffer
-from greentrain.fpga_backend.csim.card import CsimCard
 from greentrain.fpga_backend.csim.launches import launches
 from greentrain.fpga_backend.csim.layout import BatchSize, CardLayout
 from greentrain.fpga_backend.csim.schedule import BatchSchedule
@@ -33,6 +32,7 @@ from greentrain.fpga_backend.program import (
     widths,
 )
 from greentrain.testing.offload_models import decoder, encoder, sequences
+from tests.fpga_backend.csim.checked_card import CheckedCard
 
 
 def changed(artifact: Artifact, kind: type[Any], **fields: Any) -> Artifact:
@@ -86,7 +86,7 @@ QKV = Columns(register=0, start=0, width=30)
     ],
 )
 def test_what_the_kernels_cannot_run_is_refused_at_load(library: Path, artifact: Artifact, said: str) -> None:
-    card = CsimCard(library)
+    card = CheckedCard(library)
     with pytest.raises(ArtifactError, match=said):
         BatchSchedule(artifact, card)
     assert card.nbytes == 0
@@ -118,7 +118,7 @@ def test_buffers_hold_the_widest_register_they_are_given() -> None:
 
 def test_memory_is_reused_and_given_back(library: Path) -> None:
     """Batches of the same size allocate nothing; a larger one replaces; close frees all."""
-    card = CsimCard(library)
+    card = CheckedCard(library)
     schedule = BatchSchedule(LLAMA, card)
     empty = card.nbytes
     schedule.run(sequences(LLAMA, lengths=(30, 20)))
@@ -136,7 +136,7 @@ def test_memory_is_reused_and_given_back(library: Path) -> None:
 
 def test_a_long_batch_stays_within_its_bound(library: Path) -> None:
     """Forty times the tokens in waves: the memory is that of the bound."""
-    card = CsimCard(library)
+    card = CheckedCard(library)
     bound = 2**20
     schedule = BatchSchedule(BERT, card, activation_bytes=bound)
     empty = card.nbytes
@@ -152,7 +152,7 @@ def test_a_card_without_room_keeps_nothing(library: Path) -> None:
     with pytest.raises(DeviceError, match="no room"):
         schedule.run(sequences(BERT, lengths=(64,) * 20))
     batch = sequences(BERT, lengths=(9,))
-    expected = BatchSchedule(BERT, CsimCard(library)).run(batch).scores
+    expected = BatchSchedule(BERT, CheckedCard(library)).run(batch).scores
     assert np.array_equal(expected, schedule.run(batch).scores)  # type: ignore[arg-type]
     full = Small(library)
     full.room = 5000
@@ -161,7 +161,7 @@ def test_a_card_without_room_keeps_nothing(library: Path) -> None:
     assert full.nbytes == 0
 
 
-class Small(CsimCard):
+class Small(CheckedCard):
     """A card with room for ``room`` bytes."""
 
     room = 10**9
@@ -174,7 +174,7 @@ class Small(CsimCard):
 
 def test_wrong_batches_are_refused(library: Path) -> None:
     with pytest.raises(BatchError, match="token id"):
-        BatchSchedule(BERT, CsimCard(library)).run(Batch.of([[1, 2, 101]]))
+        BatchSchedule(BERT, CheckedCard(library)).run(Batch.of([[1, 2, 101]]))
 
 
 @pytest.mark.parametrize("where", ["embed0.s", "norm5.g", "linear6.s", "linear6.b", "score-1.s"])
@@ -185,7 +185,7 @@ def test_what_overflows_fails_the_batch(library: Path, where: str, how: str) -> 
     name = next(n for n in artifact.tensors if n.startswith(where.split("-")[0]) and n.endswith(where[-2:]))
     huge = artifact.with_tensors({**artifact.tensors, name: torch.full_like(artifact.tensors[name], 3e38)})
     with pytest.raises(DeviceError, match="not finite"):
-        BatchSchedule(huge, CsimCard(library)).run(sequences(artifact, lengths=(5, 9)))
+        BatchSchedule(huge, CheckedCard(library)).run(sequences(artifact, lengths=(5, 9)))
 
 
 @pytest.mark.parametrize("program", [BERT.program, LLAMA.program], ids=["encoder", "decoder"])

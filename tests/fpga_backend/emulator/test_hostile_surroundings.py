@@ -12,7 +12,6 @@ from greentrain.fpga_backend import contract
 from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.batch import Batch, Result
 from greentrain.fpga_backend.csim.build import build
-from greentrain.fpga_backend.csim.card import CsimCard
 from greentrain.fpga_backend.csim.schedule import BatchSchedule
 from greentrain.fpga_backend.emulator import arithmetic
 from greentrain.fpga_backend.emulator.device import Emulator
@@ -33,6 +32,7 @@ from greentrain.fpga_backend.program import (
     with_activation_bits,
 )
 from greentrain.testing.offload_models import decoder, encoder, quantised, sequences
+from tests.fpga_backend.csim.checked_card import CheckedCard
 
 
 @pytest.fixture(params=[torch.bfloat16, torch.float64], ids=str)
@@ -190,7 +190,7 @@ def bits(result: Result) -> bytes:
 def ends_as_on_a_card(artifact: Artifact, batch: Batch) -> None:
     """The emulator and the kernels return the same bits, or both say that the result is not finite."""
     ends: list[bytes | str] = []
-    for runner in (Engine(artifact), BatchSchedule(artifact, CsimCard(build()))):
+    for runner in (Engine(artifact), BatchSchedule(artifact, CheckedCard(build()))):
         try:
             ends.append(bits(runner.run(batch)))
         except DeviceError as error:

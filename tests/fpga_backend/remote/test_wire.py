@@ -108,10 +108,10 @@ def test_joules_that_cannot_be_are_malformed(reply: dict[str, object]) -> None:
 @pytest.mark.parametrize("large", [False, True])
 def test_an_artifact_comes_back(tmp_path: Path, large: bool) -> None:
     artifact = encoder(vocabulary=40_000) if large else decoder()
-    upload = Upload(artifact)
-    pieces = list(upload)
-    assert sum(map(len, pieces)) == upload.nbytes
-    assert max(map(len, pieces)) <= max(PIECE_BYTES, len(pieces[0]))
+    with Upload(artifact) as upload:
+        pieces = list(upload)
+        assert list(upload) == pieces and sum(map(len, pieces)) == upload.nbytes
+    assert max(map(len, pieces)) <= PIECE_BYTES
     (tmp_path / "upload").write_bytes(b"".join(pieces))
     found = received(tmp_path / "upload", artifact.digest)
     (tmp_path / "upload").unlink()
@@ -122,7 +122,8 @@ def test_an_artifact_comes_back(tmp_path: Path, large: bool) -> None:
 
 def test_an_upload_cut_short_or_of_another_contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     artifact, path = decoder(), tmp_path / "upload"
-    whole = b"".join(Upload(artifact))
+    with Upload(artifact) as upload:
+        whole = b"".join(upload)
     path.write_bytes(whole[:-1])
     assert isinstance(raised(received, path, artifact.digest), MalformedError)
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))

@@ -10,7 +10,6 @@ import pytest
 
 from benchmarks.fpga_emulator import round_trip_s
 from greentrain.fpga_backend.batch import Batch
-from greentrain.fpga_backend.csim.card import CsimCard
 from greentrain.fpga_backend.csim.schedule import BatchSchedule
 from greentrain.fpga_backend.device import OffloadDevice
 from greentrain.fpga_backend.emulator.engine import Engine
@@ -20,6 +19,7 @@ from greentrain.fpga_backend.xrt.device import XrtDevice
 from greentrain.testing.offload_contract import OffloadContract, rows_of
 from greentrain.testing.offload_models import decoder, encoder, sequences
 from greentrain.types import Provenance
+from tests.fpga_backend.csim.checked_card import CheckedCard
 
 Open = Callable[..., XrtDevice]
 
@@ -57,7 +57,7 @@ def test_bits_are_those_of_the_kernels_on_a_csim_card(shared: XrtDevice, library
         lengths = tuple(int(n) for n in rng.integers(9, 65, size=5))
         batch = sequences(artifact, seed=seed, lengths=lengths, prompt=8 if seed % 2 else 0)
         got = shared.submit(shared.load(artifact), batch).result(60)
-        card = CsimCard(library)
+        card = CheckedCard(library)
         wanted = BatchSchedule(artifact, card).run(batch)
         card.close()
         assert got.rows == wanted.rows
