@@ -5,6 +5,7 @@ Connections stay open between requests. Any thread may call. A token is told to 
 
 import asyncio
 import http.client
+import itertools
 import json
 import math
 import os
@@ -12,7 +13,7 @@ import random
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -136,7 +137,6 @@ class ServeClient:
         back_off_s: Wait after the first failure; it doubles, up to 30 s, less up to half by chance (s).
         batch: Most sequences in a request.
         parallel: Requests at a time of one call.
-        model: Sent as the model's name.
 
     Raises:
         ConfigError: No URL, one that is not http(s), a token that no header can hold, or a bound.
@@ -152,7 +152,6 @@ class ServeClient:
         back_off_s: float = 0.5,
         batch: int = 64,
         parallel: int = 4,
-        model: str = "greentrain",
     ) -> None:
         given = url if url is not None else os.environ.get(URL_VARIABLE, "")
         self._servers = [Address.of(one, token) for one in given.split(",") if one.strip()]
@@ -170,7 +169,6 @@ class ServeClient:
         self._back_off_s = back_off_s
         self._batch = batch
         self._parallel = parallel
-        self._model = model
         self._lock = threading.Lock()
         self._threads: ThreadPoolExecutor | None = None
         self._asking = 0
@@ -221,7 +219,7 @@ class ServeClient:
 
         def ask(some: Sequence[list[int]]) -> list[list[float]]:
             body = {
-                "model": self._model,
+                "model": "greentrain",
                 "prompt": some,
                 "max_tokens": 1,
                 "temperature": temperature,
@@ -255,9 +253,9 @@ class ServeClient:
     def _all(self, items: Sequence[Item], ask: Callable[[Sequence[Item]], list[Answer]]) -> list[Answer]:
         some = list(in_parts(items, self._batch, _LARGEST))
         if len(some) <= 1 or self._parallel == 1:
-            return _joined(map(ask, some))
+            return list(itertools.chain.from_iterable(map(ask, some)))
         with ThreadPoolExecutor(min(self._parallel, len(some)), thread_name_prefix="greentrain-client") as threads:
-            return _joined(threads.map(ask, some))
+            return list(itertools.chain.from_iterable(threads.map(ask, some)))
 
     def _post(self, route: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
         return self._ask("POST", route, json.dumps(body).encode())
@@ -384,7 +382,3 @@ def in_parts(items: Sequence[Item], most: int, most_size: int) -> Iterator[list[
         size += len(item)
     if some:
         yield some
-
-
-def _joined(parts: Iterable[list[Answer]]) -> list[Answer]:
-    return [one for part in parts for one in part]

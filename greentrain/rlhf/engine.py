@@ -6,13 +6,13 @@ failure, at home; a :class:`Ticket` is what the caller holds until it needs the 
 (:class:`PassStats`). A device that is lost, hangs, or fails again and again is known by its health.
 """
 
+import contextlib
 import os
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
-from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, Final
@@ -126,14 +126,9 @@ class PassStats:
         return PassStats(**{f.name: getattr(self, f.name) - getattr(other, f.name) for f in fields(self)})
 
     @property
-    def hidden_s(self) -> float:
-        """Computing time for which nobody waited (s)."""
-        return max(0.0, self.busy_s - self.wait_s)
-
-    @property
     def hidden_fraction(self) -> float | None:
-        """``hidden_s`` as a share of ``busy_s``; None before anything ran."""
-        return self.hidden_s / self.busy_s if self.busy_s else None
+        """Share of the computing time for which nobody waited; None before anything ran."""
+        return max(0.0, self.busy_s - self.wait_s) / self.busy_s if self.busy_s else None
 
 
 class PassCounts:
@@ -150,7 +145,7 @@ class PassCounts:
         with self._lock:
             self._sums[kind] = self._sums.get(kind, PassStats()) + what
 
-    @contextmanager
+    @contextlib.contextmanager
     def waiting(self, kind: PassKind) -> Iterator[None]:
         """Count the time inside as waited; a second one at the same time adds nothing to it."""
         with self._lock:
@@ -169,48 +164,6 @@ class PassCounts:
         """Return the sums so far."""
         with self._lock:
             return dict(self._sums)
-
-
-class BackgroundQueue:
-    """Runs jobs in order in a thread of its own, which is there only while there are any.
-
-    A part that fails on a device is redone elsewhere. It fails in the device's own thread, where nobody may wait for
-    another queue.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._jobs: deque[Callable[[], None]] = deque()
-        self._running = False
-
-    def add(self, job: Callable[[], None]) -> None:
-        """Run a job soon. It must not raise.
-
-        Raises:
-            RuntimeError: No thread can be started: the interpreter is ending.
-        """
-        with self._lock:
-            self._jobs.append(job)
-            if self._running:
-                return
-            self._running = True
-        try:
-            threading.Thread(target=self._work, name="greentrain-rlhf-handover", daemon=True).start()
-        except RuntimeError:
-            with self._lock:
-                self._running = False
-                self._jobs.clear()
-            raise
-
-    def _work(self) -> None:
-        while True:
-            with self._lock:
-                if not self._jobs:
-                    self._running = False
-                    return
-                job = self._jobs.popleft()
-            job()
-            del job  # and the batch that it holds
 
 
 class EngineState:
@@ -236,8 +189,6 @@ class EngineState:
         self._under_way: set[PassTask] = set()
         self._health: dict[int, DeviceHealth] = {}
         self._told: set[str] = set()
-        self.handover = BackgroundQueue()
-        """Runs jobs in a thread that may wait."""
         for one in passes.values():
             for placement in (one.device, *([one.home] if one.home else [])):
                 self._health.setdefault(id(placement.device), DeviceHealth(placement.device))
@@ -303,7 +254,10 @@ class EngineState:
             PassTimeoutError: None was made in time: a device hangs, and its parts have no other place.
         """
         while not self._room.acquire(timeout=self.timeout_s):
-            if (stuck := self._older_than(self.timeout_s or 0.0)) and not self.late(stuck, self.timeout_s or 0.0):
+            limit_s, now_s = self.timeout_s or 0.0, time.monotonic()
+            with self._lock:
+                stuck = [one for one in self._under_way if now_s - one.begun_s >= limit_s]
+            if stuck and not self.late(stuck, limit_s):
                 raise PassTimeoutError(
                     f"{self._depth} parts are under way and none ended within {self.timeout_s:g} s: the device "
                     "hangs or is too slow; raise timeout_s, or give the pass a home to be redone on"
@@ -351,7 +305,7 @@ class EngineState:
         self.counts.add(kind, PassStats(busy_s=result.run_s, at_home=int(place is Place.HOME)))
         self.health(kind, place).worked()
         if place is Place.DEVICE and (size := self.of(kind).part_size) is not None:
-            self._harmless(partial(size.ran, sequences, tokens, result.run_s))
+            size.ran(sequences, tokens, result.run_s)
 
     def failed(self, kind: PassKind, place: Place, other: Place | None, error: Exception, sequences: int) -> None:
         """Count a failure, remember a device that is lost, and warn once of each kind of trouble."""
@@ -359,7 +313,7 @@ class EngineState:
         if not isinstance(error, PassTimeoutError):  # which its health knows of already
             health.failed(error)
         if place is Place.DEVICE and (size := self.of(kind).part_size) is not None:
-            self._harmless(partial(size.failed, sequences))
+            size.failed(sequences)
         if other is None:
             return
         self.counts.add(kind, PassStats(redone=1))
@@ -379,17 +333,6 @@ class EngineState:
             self._told.add(key)
         if not told:
             warn(text)
-
-    def _harmless(self, hear: Callable[[], None]) -> None:
-        try:
-            hear()
-        except Exception as error:
-            self.tell("part size", f"the size of parts is not measured on: {error!r}")
-
-    def _older_than(self, age_s: float) -> list["PassTask"]:
-        now_s = time.monotonic()
-        with self._lock:
-            return [part for part in self._under_way if now_s - part.begun_s >= age_s]
 
 
 class PassTask:
@@ -556,15 +499,18 @@ class PassTask:
             except QueueFullError:
                 if patience_s != 0:
                     raise
-                self._desk.handover.add(partial(self._forced, other))
+                # it fails in the device's own thread, where nobody may wait for another queue
+                name, job = "greentrain-rlhf-handover", partial(self._forced, other)
+                threading.Thread(target=job, name=name, daemon=True).start()
         except Exception as error:
             self._next(other, error, 0.0)
 
     def _forced(self, place: Place) -> None:
         try:
-            self._hand_in(place, self._desk.timeout_s)
-        except QueueFullError:
-            self._desk.handover.add(partial(self._forced, place))  # behind the others that wait; cancel() ends it
+            while True:  # until there is room, or cancel() has let go of the batch
+                with contextlib.suppress(QueueFullError):
+                    self._hand_in(place, self._desk.timeout_s)
+                    return
         except BaseException as error:
             self._settle(error=error)
 
@@ -626,6 +572,17 @@ class Ticket:
         self._desk = desk
         self._lock = threading.Lock()
         self._result: Result | None = None
+        self._waited: Callable[[float], None] = lambda _: None
+        self._ran: Callable[[float], None] | None = None
+
+    def tell(self, waited: Callable[[float], None], ran: Callable[[float], None]) -> None:
+        """Let a scheduler hear of this ticket.
+
+        Args:
+            waited: Called after a wait, with the monotonic time at which it began (s).
+            ran: Called with the device's seconds when the result is first taken.
+        """
+        self._waited, self._ran = waited, ran
 
     def done(self) -> bool:
         """Return True if :meth:`result` would not wait."""
@@ -645,15 +602,22 @@ class Ticket:
         """
         self._desk.check_process()
         if not self.done():
-            with self._desk.counts.waiting(self.kind):
-                self._wait(self._desk.timeout_s if timeout_s is None else timeout_s)
+            begun_s = time.monotonic()
+            try:
+                with self._desk.counts.waiting(self.kind):
+                    self._wait(self._desk.timeout_s if timeout_s is None else timeout_s)
+            finally:
+                self._waited(begun_s)
         with self._lock:
             if self._result is None:
                 for run in self._runs:
                     if run.outer.done() and (error := run.outer.exception()) is not None:
                         raise error
                 self._result = Result.joined([run.outer.result() for run in self._runs])
-            return self._result
+            ran, self._ran = self._ran, None
+        if ran is not None:
+            ran(self._result.run_s)
+        return self._result
 
     def cancel(self) -> bool:
         """Cancel what has not begun to run; return True if nothing had. What runs, runs to its end."""
@@ -677,38 +641,6 @@ class Ticket:
         if any(future.exception() is not None for future in done):
             return []
         return [run for run in self._runs if run.outer in not_done]
-
-
-MOMENT_S: Final = 2e-5
-"""Shorter waits are the call itself (s)."""
-
-
-class TimedTicket(Ticket):
-    """The ticket of a scheduler.
-
-    Args:
-        ticket: Ticket of the engine.
-        waited: Called after a wait, with the monotonic time at which it began (s).
-        ran: Called with the device's seconds when the result is first taken.
-    """
-
-    def __init__(self, ticket: Ticket, waited: Callable[[float], None], ran: Callable[[float], None]) -> None:
-        super().__init__(ticket.kind, ticket._runs, ticket._desk)
-        self._waited = waited
-        self._ran: Callable[[float], None] | None = ran
-
-    def result(self, timeout_s: float | None = None) -> Result:
-        """As the engine's."""
-        begun_s = time.monotonic()
-        try:
-            result = super().result(timeout_s)
-        finally:
-            if time.monotonic() - begun_s > MOMENT_S:
-                self._waited(begun_s)
-        ran, self._ran = self._ran, None
-        if ran is not None:
-            ran(result.run_s)
-        return result
 
 
 class OffloadEngine:

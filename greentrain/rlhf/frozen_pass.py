@@ -8,74 +8,35 @@ as between two batches (docs/fpga.md).
 import statistics
 import threading
 from dataclasses import dataclass
-from typing import Final, Protocol, runtime_checkable
+from typing import ClassVar
 
 from greentrain.errors import ConfigError
 from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.device import Handle, OffloadDevice
 from greentrain.fpga_backend.program import Program
 from greentrain.rlhf.kinds import PassKind, Place
-from greentrain.utils.validation import bound
-
-SAMPLES: Final = 3
-"""Parts of a size before it is judged, by their median."""
-MARGIN: Final = 0.05
-"""A size must be so much faster to take the place of another: less is noise."""
-AGAIN: Final = 512
-"""Parts after which the neighbours are tried again: sequences grow while a policy learns."""
-
-
-@runtime_checkable
-class PartSize(Protocol):
-    """Decides how a pass's batches are cut. Called from any thread."""
-
-    def next(self, left: int) -> int:
-        """Return how many of the sequences that are left go into the next part."""
-
-    def ran(self, sequences: int, tokens: int, run_s: float) -> None:
-        """Hear how long the device computed for a part."""
-
-    def failed(self, sequences: int) -> None:
-        """Hear of a part that failed on the device."""
 
 
 class BestPartSize:
-    """Climbs over powers of two to the size of most tokens a second, and stays. The same measurements, the same sizes.
+    """Decides how a pass's batches are cut: climbs over powers of two to the size of most tokens a second, and stays.
 
-    Args:
-        start: First size (sequences); a power of two.
-        smallest: Smallest size (sequences); a power of two.
-        largest: Largest size (sequences); a power of two.
-        samples: Parts of a size before it is judged.
-        margin: Share by which a size must be faster than the best one so far.
-        again: Parts after which its neighbours are tried again.
-
-    Raises:
-        ConfigError: A size is no power of two, or a bound.
+    The same measurements give the same sizes. Called from any thread.
     """
 
-    def __init__(
-        self,
-        *,
-        start: int = 8,
-        smallest: int = 1,
-        largest: int = 1024,
-        samples: int = SAMPLES,
-        margin: float = MARGIN,
-        again: int = AGAIN,
-    ) -> None:
-        for name, size in (("smallest", smallest), ("start", start), ("largest", largest)):
-            if size < 1 or size & (size - 1):
-                raise ConfigError(f"{name}={size}: sizes are powers of two, such as {1 << max(size, 1).bit_length()}")
-        if not smallest <= start <= largest:
-            raise ConfigError(f"start={start} is not between smallest={smallest} and largest={largest}")
-        bound("samples", samples, 1, 1000)
-        bound("margin", margin, 0.0, 10.0)
-        bound("again", again, 1, 1e9)
-        self._smallest, self._largest = smallest, largest
-        self._samples, self._margin, self._again = samples, margin, again
+    start: ClassVar[int] = 8
+    """First size (sequences)."""
+    smallest: ClassVar[int] = 1
+    largest: ClassVar[int] = 1024
+    samples: ClassVar[int] = 3
+    """Parts of a size before it is judged, by their median."""
+    margin: ClassVar[float] = 0.05
+    """A size must be so much faster to take the place of another: less is noise."""
+    again: ClassVar[int] = 512
+    """Parts after which the neighbours are tried again: sequences grow while a policy learns."""
+
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self.best = self._trial = start
+        self.best = self._trial = self.start
         """The best size so far (sequences)."""
         self._best_rate = 0.0
         self._rates: list[float] = []
@@ -89,7 +50,7 @@ class BestPartSize:
         return self._best_rate > 0 and not self._ways
 
     def next(self, left: int) -> int:
-        """Return the size on trial, or the best one."""
+        """Return how many of the sequences that are left go into the next part: the size on trial, or the best one."""
         with self._lock:
             self._most = max(self._most, left)
             return min(self._trial, left)
@@ -101,13 +62,13 @@ class BestPartSize:
         with self._lock:
             if self.settled:
                 self._since += 1
-                if self._since >= self._again:
+                if self._since >= self.again:
                     self._since, self._ways, self._rates, self._best_rate = 0, [+1, -1], [], 0.0
                 return
             if sequences != min(self._trial, self._most):
                 return
             self._rates.append(tokens / run_s)
-            if len(self._rates) >= self._samples:
+            if len(self._rates) >= self.samples:
                 self._judge(statistics.median(self._rates))
 
     def failed(self, sequences: int) -> None:
@@ -119,7 +80,7 @@ class BestPartSize:
     def _judge(self, rate: float) -> None:
         if self._trial == self.best:
             self._best_rate = rate
-        elif rate > self._best_rate * (1 + self._margin):
+        elif rate > self._best_rate * (1 + self.margin):
             self.best, self._best_rate = self._trial, rate
             self._ways = self._ways[:1]  # it came from the other side
         else:
@@ -127,7 +88,7 @@ class BestPartSize:
         self._rates = []
         while self._ways:
             trial = self.best * 2 if self._ways[0] > 0 else self.best // 2
-            if self._smallest <= trial <= self._largest and trial <= self._most:
+            if self.smallest <= trial <= self.largest and trial <= self._most:
                 self._trial = trial
                 return
             self._ways = self._ways[1:]
@@ -154,7 +115,7 @@ class FrozenPass:
     """Where the pass is redone if the device fails, and where a scheduler may keep it."""
     sequences: int | None = None
     """Sequences that the device takes best at a time; None: all."""
-    part_size: PartSize | None = None
+    part_size: BestPartSize | None = None
     """Finds that number while the device works, in the place of ``sequences``."""
     temperature: float = 1.0
     """By which the logits were divided when the model was compiled."""
@@ -205,7 +166,7 @@ def place(
     *,
     home: OffloadDevice | None = None,
     sequences: int | None = None,
-    part_size: PartSize | None = None,
+    part_size: BestPartSize | None = None,
     temperature: float = 1.0,
 ) -> FrozenPass:
     """Load a compiled model where its pass may run.

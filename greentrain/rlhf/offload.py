@@ -23,7 +23,6 @@ from greentrain.rlhf.frozen_pass import BestPartSize, FrozenPass, place
 from greentrain.rlhf.kinds import PassKind
 from greentrain.rlhf.settings import DeviceSettings, OffloadSettings, PassSettings
 from greentrain.rlhf.text import TextEncoder
-from greentrain.types import PowerMeter
 from greentrain.utils.files import cache_folder
 from greentrain.utils.imports import try_import
 from greentrain.utils.validation import nearest
@@ -202,11 +201,6 @@ class Offload:
             )
             opened.callback(self.engine.close)
             self._opened = opened.pop_all()
-
-    @property
-    def meters(self) -> tuple[PowerMeter, ...]:
-        """The devices' joules, for ``GreenSession(extra_meters=...)``."""
-        return tuple(device.meter for device in (self.device, self.home) if device is not None)
 
     def close(self) -> None:
         """Cancel what has not begun and close the devices. Idempotent."""

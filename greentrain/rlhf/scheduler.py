@@ -34,7 +34,7 @@ from greentrain.policy.offload.stages import MOVABLE, Hardware, Plan, Stage, Sta
 from greentrain.policy.offload.timeline import StepShape
 from greentrain.policy.offload.view import Objective, OffloadPolicy, OffloadView
 from greentrain.rlhf.edi_meter import EdiMeter, EnergySource, SessionEnergy, StepRecord, StepWindow
-from greentrain.rlhf.engine import OffloadEngine, PassStats, Ticket, TimedTicket
+from greentrain.rlhf.engine import OffloadEngine, PassStats, Ticket
 from greentrain.rlhf.kinds import PassKind, Place
 from greentrain.session.session import GreenSession
 from greentrain.utils.never_raise import never_raises, once, warn
@@ -391,11 +391,11 @@ class StageScheduler(OffloadEngine):
         ticket = self._engine.submit(kind, batch, at=place, sequential=waits)
         self._window(STAGE_OF[kind], begun_s, waits=not home)
         times = self._times[kind, place]
-        return TimedTicket(
-            ticket,
+        ticket.tell(
             waited=lambda t0_s: self._window(STAGE_OF[kind], t0_s, waits=True),
             ran=lambda run_s: times.add(batch, run_s),
         )
+        return ticket
 
     @contextmanager
     def stage(self, stage: Stage) -> Iterator[None]:

@@ -2,39 +2,37 @@
 
 import threading
 import time
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from greentrain.errors import ConfigError
 from greentrain.fpga_backend.batch import Batch, Result
 from greentrain.rlhf.engine import OffloadEngine, Ticket
 from greentrain.rlhf.errors import PassCancelledError
-from greentrain.rlhf.kinds import PassKind, Place
+from greentrain.rlhf.kinds import PassKind
 
 
 class Stream:
     """Collects finished rollouts and hands them in, a few at a time. Any thread may call.
 
-    Results are kept until they are forgotten: one stream a training step, or :meth:`forget` behind each.
+    Results are kept as long as the stream: make one a training step.
 
     Args:
         engine: Engine that runs them.
         kind: Kind of the pass.
         sequences: Number of rollouts that are handed in together; the last ones may be fewer.
-        at: Place where they run.
 
     Raises:
         ConfigError: The engine has no such pass, or ``sequences`` is below 1.
     """
 
-    def __init__(self, engine: OffloadEngine, kind: PassKind, *, sequences: int = 1, at: Place = Place.DEVICE) -> None:
+    def __init__(self, engine: OffloadEngine, kind: PassKind, *, sequences: int = 1) -> None:
         if sequences < 1:
             raise ConfigError(f"sequences={sequences}: at least 1 rollout is handed in at a time")
-        engine.of(kind).at(at)
+        engine.of(kind)  # raises where there is none
         self._engine = engine
         self._kind = kind
         self._sequences = sequences
-        self._at = at
         self._lock = threading.Lock()
         self._open = self._group()
         self._known: dict[Hashable, tuple[_HandIn, int]] = {}
@@ -90,7 +88,7 @@ class Stream:
         """Wait for the results of some rollouts, in this order: the barrier.
 
         Raises:
-            KeyError: One was never added, or is forgotten.
+            KeyError: One was never added.
             OffloadError: As :meth:`Ticket.result`.
         """
         with self._lock:
@@ -103,12 +101,6 @@ class Stream:
             known[group] = group.ticket().result(left_s)
         return Result.joined([known[group].some([row]) for group, row in places])
 
-    def forget(self, keys: Iterable[Hashable]) -> None:
-        """Let go of the results of some rollouts, known or not; what they ran on with others goes with the last."""
-        with self._lock:
-            for key in keys:
-                self._known.pop(key, None)
-
     def cancel(self) -> None:
         """Cancel what has not begun to run and forget everything."""
         with self._lock:
@@ -119,14 +111,14 @@ class Stream:
             group.cancel()
 
     def _group(self) -> "_HandIn":
-        return _HandIn(self._engine, self._kind, self._at)
+        return _HandIn(self._engine, self._kind)
 
 
 class _HandIn:
     """Rollouts that are handed in together."""
 
-    def __init__(self, engine: OffloadEngine, kind: PassKind, at: Place) -> None:
-        self._engine, self._kind, self._at = engine, kind, at
+    def __init__(self, engine: OffloadEngine, kind: PassKind) -> None:
+        self._engine, self._kind = engine, kind
         self._rows: list[Batch] = []
         self._handing = threading.Lock()
         self._ticket: Ticket | None = None
@@ -154,7 +146,7 @@ class _HandIn:
                     raise PassCancelledError(f"the stream of {self._kind} passes was cancelled")
                 prompts = [prompt for row in self._rows for prompt in row.prompt_tokens or ()]
                 batch = Batch(ids=tuple(row.ids[0] for row in self._rows), prompt_tokens=tuple(prompts) or None)
-                self._ticket = self._engine.submit(self._kind, batch, at=self._at)
+                self._ticket = self._engine.submit(self._kind, batch)
                 self._rows = []
             ticket = self._ticket
         if self._cancelled:

@@ -209,14 +209,14 @@ class Metrics:
         self._seconds = Histogram(
             "greentrain_serve_request_seconds", "Time of a request.", ["route"], buckets=SECONDS, registry=own
         )
-        self._batches = Histogram(
+        self.batches = Histogram(
             "greentrain_serve_batch_sequences", "Sequences of a device batch.", by_pass, buckets=SEQUENCES, registry=own
         )
         self._waiting = Gauge(
             "greentrain_serve_waiting_sequences", "Sequences whose batch has not begun.", by_pass, registry=own
         )
         self._running = Gauge("greentrain_serve_running_batches", "Batches that the engine has.", by_pass, registry=own)
-        self._truncated = Counter("greentrain_serve_truncated_texts", "Texts that lost tokens.", by_pass, registry=own)
+        self.truncated = Counter("greentrain_serve_truncated_texts", "Texts that lost tokens.", by_pass, registry=own)
         own.register(_Sums(engine))
 
     def request(self, path: str, status: str, seconds: float) -> None:
@@ -224,14 +224,6 @@ class Metrics:
         route = path if path in self.routes else OTHER
         self._requests.labels(route, status).inc()
         self._seconds.labels(route).observe(seconds)
-
-    def batch(self, kind: str, sequences: int) -> None:
-        """Count a device batch."""
-        self._batches.labels(kind).observe(sequences)
-
-    def truncated(self, kind: str, texts: int) -> None:
-        """Count texts that were cut."""
-        self._truncated.labels(kind).inc(texts)
 
     def watch(self, coalescer: Coalescer) -> None:
         """Show a queue."""
@@ -353,14 +345,14 @@ def application(
     for kind in (PassKind.REWARD, PassKind.REFERENCE):
         if kind not in engine.passes:
             continue
-        coalescer = Coalescer(engine, kind, limits, functools.partial(metrics.batch, str(kind)))
+        coalescer = Coalescer(engine, kind, limits, metrics.batches.labels(str(kind)).observe)
         metrics.watch(coalescer)
         scorers[kind] = Scorer(
             coalescer,
             encoder=text.get(kind),
             tokenizing=aside[0],
             too_long=too_long,
-            truncated=functools.partial(metrics.truncated, str(kind)),
+            truncated=metrics.truncated.labels(str(kind)).inc,
         )
 
     @contextlib.asynccontextmanager

@@ -260,8 +260,8 @@ class Scorer:
             Refusal: As :meth:`Coalescer.run`; or a score is no number, which JSON cannot say.
         """
         found = await self.coalescer.run(ids)
-        is_number = np.isfinite if self.frozen.program.labels else _is_log
-        if not all(is_number(row).all() for row in found):
+        scores = self.frozen.program.labels > 0  # a log-probability may be minus infinity
+        if not all((np.isfinite(row) if scores else ~np.isnan(row)).all() for row in found):
             raise Refusal(500, f"the {self.kind} pass gave a value that is no finite number: its weights overflow")
         return found
 
@@ -285,8 +285,3 @@ class Scorer:
             for i, row in zip(long, cut, strict=True):
                 rows[i] = row
         return rows
-
-
-def _is_log(row: Row) -> npt.NDArray[np.bool_]:
-    """Return which are numbers, or minus infinity."""
-    return ~np.isnan(row)

@@ -61,7 +61,10 @@ def offload_reference(trainer: Any, engine: OffloadEngine, *, beta: float | None
         raise ConfigError(
             f"beta={weight}: a KL term of weight 0 has no reference; give beta above 0, or leave the reference away"
         )
-    check_contract(_library_class(trainer))
+    own = next((cls for cls in type(trainer).__mro__ if cls.__module__.startswith("trl.")), None)
+    if own is None:
+        raise ConfigError(f"{type(trainer).__name__} is no trainer of TRL: give a GRPOTrainer or an RLOOTrainer")
+    check_contract(own)
     reference = check_reference(trainer, engine)
     trainer.beta = weight
     trainer.args.beta = weight
@@ -146,14 +149,6 @@ def refuse_sync(args: Any) -> None:
             "offloaded reference has none in the trainer: the device would go on with the old weights. Set "
             "sync_ref_model=False, or keep the reference in the trainer"
         )
-
-
-def _library_class(trainer: Any) -> Any:
-    """Return TRL's own class of a trainer."""
-    for cls in type(trainer).__mro__:
-        if cls.__module__.startswith("trl."):
-            return cls
-    raise ConfigError(f"{type(trainer).__name__} is no trainer of TRL: give a GRPOTrainer or an RLOOTrainer")
 
 
 @functools.cache

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
@@ -142,6 +142,9 @@ class OffloadMode(StrEnum):
     """As late, and what has ended begins while the rest is still generated."""
 
 
+AHEAD: Final = 2
+"""How many hand-ins of ended rollouts may be under way in ``stream``; more wait and go together. The reference gets the
+device where no reward wants it."""
 _Trainer: Any = object
 """In whose place TRL's trainer stands, behind the mixin."""
 
@@ -153,8 +156,6 @@ class Offloading(_Trainer):  # type: ignore[misc]  # any trainer: its attributes
         *args: Positional arguments of the trainer.
         engine: Engine that has a reference pass, unless ``args.beta`` is 0.
         mode: An :class:`OffloadMode`.
-        ahead: ``stream``: how many hand-ins of ended rollouts may be under way; more wait and go together. The
-            reference gets the device where no reward wants it.
         **kwargs: Keyword arguments of the trainer.
 
     Raises:
@@ -170,13 +171,10 @@ class Offloading(_Trainer):  # type: ignore[misc]  # any trainer: its attributes
         *args: Any,
         engine: OffloadEngine,
         mode: OffloadMode | str = OffloadMode.LATE,
-        ahead: int = 2,
         **kwargs: Any,
     ) -> None:
         if mode not in tuple(OffloadMode):
             raise ConfigError(f"mode={mode!r}: choose one of {', '.join(OffloadMode)}")
-        if ahead < 1:
-            raise ConfigError(f"ahead={ahead}: at least 1 hand-in must be able to be under way")
         check_contract(self._library)
         config = inspect.signature(self._library).bind_partial(*args, **kwargs).arguments.get("args")
         if config is None:
@@ -190,7 +188,6 @@ class Offloading(_Trainer):  # type: ignore[misc]  # any trainer: its attributes
             config.beta = beta
         self.engine = engine
         self.offload_mode = OffloadMode(mode)
-        self._ahead = ahead
         self._stream: Stream | None = None
         self._prompts: list[Any] | None = None
         self.beta = beta
@@ -301,7 +298,7 @@ class Offloading(_Trainer):  # type: ignore[misc]  # any trainer: its attributes
         if prompts and not isinstance(prompts[0], str):
             answers = [[{"role": "assistant", "content": text}] for text in answers]
         for reward in self._rewards:
-            reward.prefetch(prompts, answers, ahead=self._ahead)
+            reward.prefetch(prompts, answers, ahead=AHEAD)
         if self._stream is None:
             return
         for prompt_ids, ids in rows.values():

@@ -3,7 +3,7 @@
 TRL's padded matrices are read as the sequences in them, and the log-probabilities go back to TRL's places.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,74 +24,48 @@ IGNORED = -100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LabelledRows:
-    """The sequences of a padded matrix that hold at least one label."""
+class LabelledRow:
+    """A sequence of a padded matrix that holds at least one label."""
 
-    ids: tuple[npt.NDArray[np.int32], ...]
-    """Without padding, [tokens] each."""
-    prompt_tokens: tuple[int, ...]
+    ids: npt.NDArray[np.int32]
+    """Without padding [tokens]."""
+    prompt_tokens: int
     """How many of them precede the first label."""
-    targets: tuple[npt.NDArray[np.intp], ...]
-    """Flat places of a sequence's log-probabilities in [sequences, tokens - 1]."""
-    picked: tuple[npt.NDArray[np.bool_], ...]
+    targets: npt.NDArray[np.intp]
+    """Flat places of its log-probabilities in [sequences, tokens - 1]."""
+    picked: npt.NDArray[np.bool_]
     """Which of the tokens behind the prompt have a label."""
-    shape: tuple[int, int]
-    """[sequences, tokens] of the matrix."""
 
-    @classmethod
-    def of(cls, input_ids: torch.Tensor, attention_mask: torch.Tensor, labels: torch.Tensor) -> "LabelledRows":
-        """Read a padded batch.
 
-        Args:
-            input_ids: Token ids [sequences, tokens].
-            attention_mask: Matrix of the same shape; 0 marks padding.
-            labels: Matrix of the same shape; ``IGNORED`` where no log-probability is wanted.
+def labelled_rows(input_ids: torch.Tensor, attention_mask: torch.Tensor, labels: torch.Tensor) -> list[LabelledRow]:
+    """Return the labelled sequences of a padded batch.
 
-        Raises:
-            BatchError: A sequence has no prompt: nothing predicts its first token.
-        """
-        matrix = input_ids.detach().cpu().numpy().astype(np.int32)
-        kept = attention_mask.detach().cpu().numpy() != 0
-        wanted = (labels.detach().cpu().numpy() != IGNORED) & kept
-        wanted[:, 0] = False
-        found = []
-        for row in np.flatnonzero(wanted.any(axis=1)):
-            places = np.flatnonzero(kept[row])
-            marked = wanted[row, places]
-            prompt = int(marked.argmax())
-            if prompt == 0:
-                raise BatchError(
-                    f"sequence {row} has no prompt: its first token has nothing to be predicted from; give every "
-                    "prompt at least one token, such as the beginning-of-sequence token"
-                )
-            picked = marked[prompt:]
-            targets = row * (matrix.shape[1] - 1) + places[prompt:][picked] - 1
-            found.append((matrix[row, places], prompt, targets, picked))
-        return cls(
-            ids=tuple(ids for ids, _, _, _ in found),
-            prompt_tokens=tuple(prompt for _, prompt, _, _ in found),
-            targets=tuple(targets for _, _, targets, _ in found),
-            picked=tuple(picked for _, _, _, picked in found),
-            shape=(matrix.shape[0], matrix.shape[1]),
-        )
+    Args:
+        input_ids: Token ids [sequences, tokens].
+        attention_mask: Matrix of the same shape; 0 marks padding.
+        labels: Matrix of the same shape; ``IGNORED`` where no log-probability is wanted.
 
-    @property
-    def keys(self) -> tuple[bytes, ...]:
-        """What each sequence is known by."""
-        return tuple(key_of(ids, prompt) for ids, prompt in zip(self.ids, self.prompt_tokens, strict=True))
-
-    def batch(self, numbers: Sequence[int]) -> Batch:
-        """Return some of the sequences as a batch."""
-        return Batch(
-            ids=tuple(self.ids[i] for i in numbers), prompt_tokens=tuple(self.prompt_tokens[i] for i in numbers)
-        )
-
-    def spread(self, logprobs: Sequence[npt.NDArray[np.float32]]) -> torch.Tensor:
-        """Return log-probabilities [sequences, tokens - 1] of the next token, 0 where there is no label."""
-        out = np.zeros(self.shape[0] * (self.shape[1] - 1), dtype=np.float32)
-        for row, targets, picked in zip(logprobs, self.targets, self.picked, strict=True):
-            out[targets] = row[picked]
-        return torch.from_numpy(out.reshape(self.shape[0], self.shape[1] - 1))
+    Raises:
+        BatchError: A sequence has no prompt: nothing predicts its first token.
+    """
+    matrix = input_ids.detach().cpu().numpy().astype(np.int32)
+    kept = attention_mask.detach().cpu().numpy() != 0
+    wanted = (labels.detach().cpu().numpy() != IGNORED) & kept
+    wanted[:, 0] = False
+    found = []
+    for row in np.flatnonzero(wanted.any(axis=1)):
+        places = np.flatnonzero(kept[row])
+        marked = wanted[row, places]
+        prompt = int(marked.argmax())
+        if prompt == 0:
+            raise BatchError(
+                f"sequence {row} has no prompt: its first token has nothing to be predicted from; give every "
+                "prompt at least one token, such as the beginning-of-sequence token"
+            )
+        picked = marked[prompt:]
+        targets = row * (matrix.shape[1] - 1) + places[prompt:][picked] - 1
+        found.append(LabelledRow(ids=matrix[row, places], prompt_tokens=prompt, targets=targets, picked=picked))
+    return found
 
 
 def key_of(ids: Any, prompt_tokens: int = 0) -> bytes:
@@ -166,13 +140,14 @@ class OffloadedReference(torch.nn.Module):
         Raises:
             BatchError: A sequence does not fit the model.
         """
-        rows = LabelledRows.of(input_ids, attention_mask, labels)
-        keys = rows.keys
+        rows = labelled_rows(input_ids, attention_mask, labels)
+        keys = [key_of(row.ids, row.prompt_tokens) for row in rows]
         known = [i for i, key in enumerate(keys) if stream is not None and key in stream]
         fresh = sorted(set(range(len(keys))) - set(known))
 
         def hand_in() -> Ticket:
-            return self.engine.submit(PassKind.REFERENCE, rows.batch(fresh))
+            ids, prompts = zip(*((rows[i].ids, rows[i].prompt_tokens) for i in fresh), strict=True)
+            return self.engine.submit(PassKind.REFERENCE, Batch(ids=ids, prompt_tokens=prompts))
 
         ticket: Ticket | None = None
         if fresh:
@@ -185,7 +160,11 @@ class OffloadedReference(torch.nn.Module):
                 found |= zip(known, stream.result([keys[i] for i in known]).logprobs or (), strict=True)
             if fresh:
                 found |= zip(fresh, (ticket or hand_in()).result().logprobs or (), strict=True)
-            return rows.spread([found[i] for i in range(len(keys))]).to(input_ids.device)
+            sequences, tokens = input_ids.shape
+            spread = np.zeros(sequences * (tokens - 1), dtype=np.float32)
+            for i, row in enumerate(rows):
+                spread[row.targets] = found[i][row.picked]
+            return torch.from_numpy(spread.reshape(sequences, tokens - 1)).to(input_ids.device)
 
         return wait
 

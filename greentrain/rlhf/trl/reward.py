@@ -1,6 +1,6 @@
 """A reward function of TRL whose model runs on an offload device."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from greentrain.errors import ConfigError
@@ -34,7 +34,6 @@ class OffloadedReward:
         text: Encoder by which the reward model reads texts.
         label: Number of the score of a sequence; may be left out where there is one.
         name: Name in TRL's logs.
-        chat_template_kwargs: Arguments of the reward model's chat template.
 
     Raises:
         ConfigError: There is no reward pass, or it does not have that score.
@@ -48,7 +47,6 @@ class OffloadedReward:
         *,
         label: int | None = None,
         name: str = "offloaded_reward",
-        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         _imports.check()
         self.__name__ = name
@@ -62,7 +60,6 @@ class OffloadedReward:
             )
         self._text = text
         self._templated = TextEncoder(text.tokenizer, text.max_tokens, special_tokens=False)
-        self._template_kwargs = dict(chat_template_kwargs or {})
         self._stream: Stream | None = None
         self._tell = once(warn)
 
@@ -127,7 +124,7 @@ class OffloadedReward:
                 )
             text = self._templated
             texts = [
-                apply_chat_template({"messages": [*prompt, *answer]}, tokenizer, **self._template_kwargs)["text"]
+                apply_chat_template({"messages": [*prompt, *answer]}, tokenizer)["text"]
                 for prompt, answer in zip(prompts, completions, strict=True)
             ]
         else:

@@ -12,8 +12,8 @@ that several of them share goes behind ``device: {name: remote}``.
 
 import atexit
 import contextlib
+import functools
 import os
-import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -29,34 +29,18 @@ LABEL = "GREENTRAIN_OFFLOAD_LABEL"
 """Environment variable that says which score is the reward, where a model has several."""
 
 
-class _OpenedOffload:
-    """The device and model of this process, from the first reward to the end."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._offload: Offload | None = None
-        self._reward: OffloadedReward | None = None
-
-    def reward(self) -> OffloadedReward:
-        with self._lock:
-            if self._reward is None:
-                with contextlib.ExitStack() as opened:
-                    offload = opened.enter_context(Offload(settings()))
-                    reward = OffloadedReward(offload.engine, offload.text[PassKind.REWARD], label=_label())
-                    opened.pop_all()
-                self._offload, self._reward = offload, reward
-                atexit.register(self.close)
-            return self._reward
-
-    def close(self) -> None:
-        with self._lock:
-            atexit.unregister(self.close)
-            if self._offload is not None:
-                self._offload.close()
-            self._offload = self._reward = None
+_opened = contextlib.ExitStack()
+"""What this process has open, from the first reward to the end."""
 
 
-_opened = _OpenedOffload()
+@functools.cache
+def _reward() -> OffloadedReward:
+    """Open device and model, once a process: TRL asks for plain rewards in one thread."""
+    with contextlib.ExitStack() as opened:
+        offload = opened.enter_context(Offload(settings()))
+        reward = OffloadedReward(offload.engine, offload.text[PassKind.REWARD], label=_label())
+        _opened.push(opened.pop_all())
+    return reward
 
 
 def settings() -> OffloadSettings:
@@ -85,12 +69,16 @@ def settings() -> OffloadSettings:
 
 def close() -> None:
     """Close the device of this process; the end of the process does so too. The next reward opens it again."""
+    _reward.cache_clear()
     _opened.close()
+
+
+atexit.register(close)
 
 
 def _score(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
     """Score completions; the first call opens the device."""
-    return _opened.reward()(prompts, completions, **columns)
+    return _reward()(prompts, completions, **columns)
 
 
 _score.__name__ = _score.__qualname__ = "offloaded_reward"

@@ -35,7 +35,7 @@ from greentrain.rlhf.trl.common import EndedRows, OffloadMetrics, observed
 from greentrain.rlhf.trl.grpo import OffloadGRPOTrainer
 from greentrain.rlhf.trl.late_values import DeferredTensor, LateBatch
 from greentrain.rlhf.trl.precompute import OffloadDPOTrainer, OffloadKTOTrainer
-from greentrain.rlhf.trl.reference import LabelledRows, OffloadedReference
+from greentrain.rlhf.trl.reference import OffloadedReference, labelled_rows
 from greentrain.rlhf.trl.reward import OffloadedReward
 from tests.rlhf.trl import landmarks, tiny
 
@@ -143,7 +143,7 @@ def test_what_the_reference_cannot_read_is_refused(engine: OffloadEngine, compil
     mask[1] = ids[1] = 0
     mask[1, 3:], ids[1, 3:], labels[1, 3:] = 1, 5, 5
     with pytest.raises(BatchError, match="sequence 1 has no prompt"):
-        LabelledRows.of(ids, mask, labels)
+        labelled_rows(ids, mask, labels)
 
 
 def test_learnt_positions_are_warned_of(tmp_path: Path) -> None:
@@ -302,7 +302,7 @@ def test_a_recipes_reward_opens_its_settings_once_and_says_what_is_missing(
     monkeypatch.setenv(yaml_reward.LABEL, "3")
     with pytest.raises(ConfigError, match="label=3: the reward model has 1 scores"):
         score(**given)
-    assert yaml_reward._opened._offload is None, "the device stays open"
+    assert not yaml_reward._opened._exit_callbacks, "the device stays open"
     monkeypatch.setenv(yaml_reward.LABEL, "first")
     with pytest.raises(ConfigError, match="GREENTRAIN_OFFLOAD_LABEL='first': give the number of the score"):
         _ = yaml_reward.offloaded_reward
