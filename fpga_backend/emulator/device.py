@@ -32,7 +32,6 @@ class Emulator(InProcess):
         real_time: True, with ``card``: an answer comes no sooner than the modelled card's would.
         compiled: True: stages go through ``torch.compile``; the bits are the same.
         depth: Number of batches that may wait.
-        block_rows: Number of rows that are computed at a time; None: what was fastest on two cores.
 
     Raises:
         ConfigError: The card lacks a constant.
@@ -45,12 +44,11 @@ class Emulator(InProcess):
         real_time: bool = False,
         compiled: bool = False,
         depth: int = DEPTH,
-        block_rows: int | None = None,
     ) -> None:
         if card is not None:
             if not isinstance(card, CardSpec):
                 raise ConfigError(
-                    f"card={card!r} is no CardSpec: take one of fpga_backend.roofline, assume(named('U55C'))"
+                    f"card={card!r} is no CardSpec: take one of fpga_backend.roofline.cards, assume(named('U55C'))"
                 )
             check_card(card)
         uid = own_uid("emulator" if card is None else f"emulator-{card.name}")
@@ -68,7 +66,7 @@ class Emulator(InProcess):
         )
 
         def opened(artifact: Artifact) -> Engine:
-            return Engine(artifact, compiled=compiled, block_rows=block_rows)
+            return Engine(artifact, compiled=compiled)
 
         super().__init__(uid, depth, opened, info=info, note=ON_THE_CPU)
         self._modelled = None if card is None else ModelledMeter(uid, card)

@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "numbers.h"
+
 namespace gt {
 
 constexpr int FLOATS = 16;
@@ -77,6 +79,24 @@ inline void write_row(floats_t *y, long first_beat, const float *values, int wid
         }
         y[first_beat + b] = beat;
     }
+}
+
+// The largest magnitude of `width` columns of a row, read so many at a time.
+template <int CHUNK>
+inline float peak_of(const floats_t *x, long first_beat, int start, int width) {
+    Peak peak;
+    for (int column = 0; column < width; column += CHUNK) {
+        Row<CHUNK> in;
+#pragma HLS ARRAY_PARTITION variable = in.v cyclic factor = 16
+        const int wide = smaller(CHUNK, width - column);
+        in.read(x, first_beat, start + column, wide);
+        for (int j = 0; j < wide; j++) {
+#pragma HLS PIPELINE II = 1
+#pragma HLS UNROLL factor = 16
+            peak.see(in[j]);
+        }
+    }
+    return peak.value();
 }
 
 }  // namespace gt

@@ -12,22 +12,6 @@ using namespace gt;
 
 constexpr int CHUNK = 4096;
 
-float peak_of(const floats_t *x, long first_beat, int start, int width) {
-    Peak peak;
-    for (int column = 0; column < width; column += CHUNK) {
-        Row<CHUNK> in;
-#pragma HLS ARRAY_PARTITION variable = in.v cyclic factor = 16
-        const int wide = smaller(CHUNK, width - column);
-        in.read(x, first_beat, start + column, wide);
-        for (int j = 0; j < wide; j++) {
-#pragma HLS PIPELINE II = 1
-#pragma HLS UNROLL factor = 16
-            peak.see(in[j]);
-        }
-    }
-    return peak.value();
-}
-
 void write_group(const floats_t *x, long first_beat, int start, int width, float factor, int digits, bytes_t *q,
                  long to) {
     for (int column = 0; column < width; column += CHUNK) {
@@ -90,7 +74,7 @@ extern "C" void gt_quantise(const gt::floats_t *x, const int32_t *index, gt::byt
         for (int group = 0; group < groups; group++) {
             const long number = static_cast<long>(row) * groups + group;
             const int start = x_start + group * group_width;
-            const float peak = peak_of(x, from, start, group_width);
+            const float peak = peak_of<CHUNK>(x, from, start, group_width);
             s[number] = digits == 2 ? scale_of<Q16D>(peak) : scale_of<Q8>(peak);
             const float factor = digits == 2 ? factor_of<Q16D>(peak) : factor_of<Q8>(peak);
             write_group(x, from, start, group_width, factor, digits, q, number * digits * group_beats);

@@ -18,22 +18,6 @@ using namespace gt;
 
 constexpr int CHUNK = 4096;
 
-float peak_of(const floats_t *x, long first_beat, int start, int width) {
-    Peak peak;
-    for (int column = 0; column < width; column += CHUNK) {
-        Row<CHUNK> in;
-#pragma HLS ARRAY_PARTITION variable = in.v cyclic factor = 16
-        const int wide = smaller(CHUNK, width - column);
-        in.read(x, first_beat, start + column, wide);
-        for (int j = 0; j < wide; j++) {
-#pragma HLS PIPELINE II = 1
-#pragma HLS UNROLL factor = 16
-            peak.see(in[j]);
-        }
-    }
-    return peak.value();
-}
-
 }  // namespace
 
 extern "C" void gt_score(const gt::floats_t *x, const gt::halves_t *w, const float *ws, const float *b, gt::floats_t *y,
@@ -54,7 +38,7 @@ extern "C" void gt_score(const gt::floats_t *x, const gt::halves_t *w, const flo
     const long y_stride = beats(labels, FLOATS);
     for (int row = 0; row < rows; row++) {
         const long from = static_cast<long>(row) * x_stride;
-        const float peak = peak_of(x, from, x_start, width);
+        const float peak = peak_of<CHUNK>(x, from, x_start, width);
         const float factor = factor_of<Q16>(peak);
         const float scale = scale_of<Q16>(peak);
         floats_t beat = {};

@@ -5,14 +5,3 @@
 * latency    seconds and joules of a batch; the joules of an emulated card for the ledger
 * shape      a program from a model's configuration, without its weights
 """
-
-from greentrain.fpga_backend.roofline.cards import CARDS, U55C, V80, CardSpec, assume, named
-from greentrain.fpga_backend.roofline.counts import BatchLayout
-from greentrain.fpga_backend.roofline.latency import CardService, check_card, service
-
-Layout, Service = BatchLayout, CardService
-__all__ = [
-    "CARDS", "BatchLayout", "CardService", "CardSpec", "Layout", "Service", "U55C", "V80", "assume", "check_card",
-    "named",
-    "service",
-]  # fmt: skip

@@ -212,16 +212,15 @@ class ModelledMeter:
     Args:
         uid: Identifier of the device in the ledger.
         card: Card whose idle power is drawn; the sensor has its name.
-        cards: Number of cards.
         clock: Clock that tells the time.
 
     Raises:
         ConfigError: The card's idle power is not known.
     """
 
-    def __init__(self, uid: str, card: CardSpec, *, cards: int = 1, clock: Clock | None = None) -> None:
+    def __init__(self, uid: str, card: CardSpec, *, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
-        self._idle_w = cards * card.value("idle_power_w")
+        self._idle_w = card.value("idle_power_w")
         self._start_s = self._clock.monotonic_s()
         self._end_s: float | None = None
         self._lock = threading.Lock()
@@ -232,7 +231,7 @@ class ModelledMeter:
             provenance=Provenance.MODELLED,
             method="roofline model",
             period_s=PERIOD_S,
-            note=f"a model of {cards} x {card.name}, no card was there: idle power {card.constant('idle_power_w')}",
+            note=f"a model of a {card.name}, no card was there: idle power {card.constant('idle_power_w')}",
             shared=False,
         )
 

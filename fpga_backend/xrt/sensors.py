@@ -13,7 +13,6 @@ import contextlib
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 from greentrain.errors import MeterError
 from greentrain.fpga_backend.device import EnergyReading
@@ -95,15 +94,6 @@ FIRST_S = 2.0
 """Longest wait for the first reading (s)."""
 
 
-class PowerSource(Protocol):
-    """One way to a card's watts."""
-
-    method: str
-
-    def read_w(self) -> float:
-        """Return the watts; may block. Raises MeterError where there are none."""
-
-
 class CardMeter:
     """A PowerMeter of one card; None as source: the card exists, but nothing reads it; no device: there is no card.
 
@@ -119,7 +109,7 @@ class CardMeter:
     def __init__(
         self,
         device: Device | None,
-        source: PowerSource | None,
+        source: Hwmon | None,
         *,
         note: str = "",
         clock: Clock | None = None,
@@ -216,8 +206,7 @@ class CardMeter:
         watts, why = None, ""
         try:
             watts = self._source.read_w()
-            if isinstance(self._source, Hwmon):
-                self._temperature_c = self._source.temperature_c()
+            self._temperature_c = self._source.temperature_c()
         except MeterError as error:
             why = str(error)
         except Exception as error:  # a driver may answer with anything

@@ -5,8 +5,8 @@ wrong as a message. One message is answered before the next is read::
 
     open    address, xclbin, silicon, memory_bytes,
             activation_bytes                              -> memory_bytes
-    load    model; the model's memory                     -> used_bytes
-    unload  model                                         -> used_bytes
+    load    model; the model's memory                     -> nothing
+    unload  model                                         -> nothing
     region  the memory of batches from now on             -> nothing
     run     model, digest, shape                          -> run_s, rows, notes; the numbers in the region
     ping    nbytes                                        -> nothing; that many bytes of the region were read
@@ -110,7 +110,7 @@ class Worker:
                 return self._load(message["model"], fds[0])
             case "unload":
                 self._models.pop(message["model"]).close()
-                return self._used()
+                return {}
             case "region":
                 if self._region is not None:
                     self._region.close()
@@ -156,7 +156,7 @@ class Worker:
             self._models[number] = LoadedModel(self._card, ipc.get_model(region), self._activation_bytes)
         finally:
             region.close()
-        return self._used()
+        return {}
 
     def _run(self, number: int, digest: str, shape: ipc.BatchShape) -> dict[str, Any]:
         model = self._models.get(number)
@@ -174,9 +174,6 @@ class Worker:
         if self._region is not None:
             self._region.array(np.uint8, nbytes, 0).copy()
         return {}
-
-    def _used(self) -> dict[str, Any]:
-        return {"used_bytes": 0 if self._card is None else self._card.used_bytes}
 
 
 def _check_room(card: XrtCard, weights: ipc.Weights) -> None:

@@ -54,7 +54,7 @@ class TestCompiledEmulator(OffloadContract):
     @pytest.fixture
     def device(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[OffloadDevice]:
         monkeypatch.setenv("_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR", "")  # torch.compile sets it and leaves it
-        device = Emulator(compiled=True, block_rows=64)
+        device = Emulator(compiled=True)
         yield device
         device.close()
 

@@ -69,13 +69,13 @@ def test_more_work_than_time_never_lowers_the_counter() -> None:
 
 def test_closed_it_stays_as_it_is() -> None:
     clock = _Clock()
-    meter = ModelledMeter("e", CARD, cards=2, clock=clock)
+    meter = ModelledMeter("e", CARD, clock=clock)
     clock.now_s += 1.0
     meter.close()
     clock.now_s += 1.0
     meter.close()
     (sample,) = meter.read()
-    assert sample.energy_j == pytest.approx(40.0)
+    assert sample.energy_j == pytest.approx(20.0)
     assert sample.t_s == clock.now_s
 
 

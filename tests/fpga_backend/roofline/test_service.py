@@ -95,7 +95,9 @@ def test_idle_power_above_the_tdp() -> None:
 def test_joules_that_rest_on_assumptions() -> None:
     def known(card: CardSpec, *left: str) -> CardSpec:
         changes = {
-            name: dataclasses.replace(card.constant(name), kind="measured") for name in ROUND if name not in left
+            name: dataclasses.replace(card.constant(name), kind=SourceKind.MEASURED)
+            for name in ROUND
+            if name not in left
         }
         return card.with_(**changes)
 

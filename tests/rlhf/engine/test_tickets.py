@@ -126,7 +126,7 @@ def test_what_runs_beside_the_training_is_hidden(
     found = engine.stats()[REWARD]
     assert found.busy_s == pytest.approx(0.3)
     assert found.wait_s == pytest.approx(0.1)
-    assert found.hidden_s == pytest.approx(found.busy_s - found.wait_s)
+    assert found.hidden_fraction == pytest.approx((found.busy_s - found.wait_s) / found.busy_s)
     waited_s = found.wait_s
     for _ in range(3):  # asking again is no waiting
         clock.now_s += 1.0
