@@ -209,16 +209,6 @@ class RetryRules:
     """Where checkpoints must be found; None: the training knows."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExitDecision:
-    """What is done."""
-
-    state: JobState
-    """With phase ``waiting``, ``failed`` or ``done``."""
-    said: str
-    """For people."""
-
-
 def classify_exit(
     state: JobState,
     outcome: Outcome,
@@ -229,8 +219,8 @@ def classify_exit(
     has_checkpoint: bool | None,
     unix_s: float,
     chance: Callable[[], float] = random.random,
-) -> ExitDecision:
-    """Return what follows.
+) -> JobState:
+    """Return what follows: a state with phase ``waiting``, ``failed`` or ``done``, and with the reason for people.
 
     Args:
         state: State of the job in the attempt that has ended.
@@ -256,7 +246,7 @@ def classify_exit(
 
 def _left(
     state: JobState, request: Request | None, rules: RetryRules, has_checkpoint: bool | None, unix_s: float
-) -> ExitDecision:
+) -> JobState:
     state = replace(state, leaves=state.leaves + 1, failures=0)
     reason = "it asked to be started again" if request is None else request.reason
     if has_checkpoint is False:
@@ -290,7 +280,7 @@ def _left(
 
 def _crashed(
     state: JobState, outcome: Outcome, rules: RetryRules, unix_s: float, chance: Callable[[], float]
-) -> ExitDecision:
+) -> JobState:
     state = replace(state, failures=state.failures + 1)
     ended = f"attempt {state.attempt} ended with {outcome} after {outcome.lasted_s:.0f} s"
     if state.failures > rules.retries:
@@ -307,5 +297,5 @@ def _crashed(
     return _verdict(state, "waiting", f"{ended}; try {state.failures} of {rules.retries} in {wait_s:.0f} s")
 
 
-def _verdict(state: JobState, phase: str, said: str) -> ExitDecision:
-    return ExitDecision(state=replace(state, phase=phase, said=said), said=said)
+def _verdict(state: JobState, phase: str, said: str) -> JobState:
+    return replace(state, phase=phase, said=said)

@@ -242,7 +242,7 @@ class Supervisor:
             self._save(phase="stopped", code=outcome.code, keeper_pid=None, steps=max(steps, self._state.steps))
             self._tell(f"attempt {self._state.attempt} was ended ({outcome}); the same command goes on")
             return _exit_code(outcome)
-        decision = classify_exit(
+        state = classify_exit(
             self._state,
             outcome,
             request,
@@ -252,8 +252,8 @@ class Supervisor:
             unix_s=time.time(),
         )
         mean_s = timeline.mean_resize_s(self._folder.path)
-        self._state = replace(decision.state, steps=max(steps, self._state.steps), checkpoint=key, resize_s=mean_s)
-        self._tell(decision.said)
+        self._state = replace(state, steps=max(steps, self._state.steps), checkpoint=key, resize_s=mean_s)
+        self._tell(state.said)
         self._save()
         if self._state.phase == "failed":
             return _exit_code(outcome) or 1

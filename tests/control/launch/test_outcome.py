@@ -16,7 +16,6 @@ from greentrain.control.launch.outcome import (
     LEAVES,
     LONGEST_BACK_OFF_S,
     LONGEST_WAIT_S,
-    ExitDecision,
     JobFolder,
     JobState,
     Outcome,
@@ -37,7 +36,7 @@ def ask(ranks: int = 1, at_s: float | None = None, attempt: int = 2) -> Request:
 
 def verdict(
     code: int, request: Request | None = None, state: JobState = STATE, progressed: bool = False, chance: float = 0.5
-) -> ExitDecision:
+) -> JobState:
     return classify_exit(
         state,
         Outcome(code=code),
@@ -51,26 +50,26 @@ def verdict(
 
 
 def test_width_and_time_are_those_of_the_request() -> None:
-    state = verdict(75, ask(3, 2000.0)).state
+    state = verdict(75, ask(3, 2000.0))
     assert (state.phase, state.ranks, state.not_before_unix_s) == ("waiting", 3, 2000.0)
-    assert verdict(75).state.ranks == 2
+    assert verdict(75).ranks == 2
 
 
 @pytest.mark.parametrize(("asked", "granted"), [(0, 1), (9, 4), (-3, 1)])
 def test_a_width_outside_the_bounds_is_cut_and_said(asked: int, granted: int) -> None:
     found = verdict(75, ask(asked))
-    assert found.state.ranks == granted and f"asked for {asked} ranks, allowed are 1 to 4" in found.said
+    assert found.ranks == granted and f"asked for {asked} ranks, allowed are 1 to 4" in found.said
 
 
 @pytest.mark.parametrize("at_s", [math.nan, math.inf, 1e12])
 def test_a_time_that_cannot_be_meant_is_no_wait(at_s: float) -> None:
     found = verdict(75, ask(1, at_s))
-    assert found.state.not_before_unix_s is None and "which is not done" in found.said
+    assert found.not_before_unix_s is None and "which is not done" in found.said
 
 
 @given(failures=st.integers(0, 2), chance=st.floats(0.0, 1.0))
 def test_the_back_off_doubles_within_its_jitter(failures: int, chance: float) -> None:
-    state = verdict(1, state=replace(STATE, failures=failures), chance=chance).state
+    state = verdict(1, state=replace(STATE, failures=failures), chance=chance)
     wait_s = (state.not_before_unix_s or 0.0) - 1000.0
     assert 0.5 <= wait_s / (10.0 * 2**failures) <= 1.5
     assert state.failures == failures + 1
@@ -82,58 +81,56 @@ def test_the_back_off_has_an_upper_bound() -> None:
         replace(STATE, failures=900), Outcome(code=1), None,
         rules=rules, progressed=False, has_checkpoint=None, unix_s=0.0, chance=lambda: 1.0,
     )  # fmt: skip
-    assert found.state.not_before_unix_s == 1.5 * LONGEST_BACK_OFF_S
+    assert found.not_before_unix_s == 1.5 * LONGEST_BACK_OFF_S
 
 
 def test_progress_forgives_crashes_and_leaves() -> None:
     worn = replace(STATE, failures=3, leaves=LEAVES)
-    assert verdict(1, state=worn).state.phase == "failed"
-    assert verdict(1, state=worn, progressed=True).state.failures == 1
-    assert verdict(75, ask(), worn).state.phase == "failed"
-    assert verdict(75, ask(), worn, progressed=True).state.leaves == 1
+    assert verdict(1, state=worn).phase == "failed"
+    assert verdict(1, state=worn, progressed=True).failures == 1
+    assert verdict(75, ask(), worn).phase == "failed"
+    assert verdict(75, ask(), worn, progressed=True).leaves == 1
 
 
 def test_an_end_without_a_wish_is_what_its_code_says() -> None:
     done = verdict(0)
-    assert (done.state.phase, done.said, done.state.said) == ("done", "finished in attempt 2", "finished in attempt 2")
-    assert (done.state.failures, done.state.leaves, done.state.code) == (0, 0, 0)
+    assert (done.phase, done.said) == ("done", "finished in attempt 2")
+    assert (done.failures, done.leaves, done.code) == (0, 0, 0)
     left = verdict(EXIT_REQUEUE)
-    assert (left.state.phase, left.state.leaves, left.state.not_before_unix_s) == ("waiting", 1, None)
+    assert (left.phase, left.leaves, left.not_before_unix_s) == ("waiting", 1, None)
     assert left.said == "attempt 2 left: it asked to be started again"
     crashed = verdict(-9)
-    assert (crashed.state.phase, crashed.state.failures, crashed.state.code) == ("waiting", 1, -9)
+    assert (crashed.phase, crashed.failures, crashed.code) == ("waiting", 1, -9)
     assert crashed.said == "attempt 2 ended with signal SIGKILL after 0 s; try 1 of 3 in 10 s"
 
 
 def test_what_an_attempt_has_left_counts_whatever_its_code_and_that_of_another_does_not() -> None:
     for code in (0, 1, -15):
-        assert verdict(code, ask(3, 2000.0)).state.ranks == 3
+        assert verdict(code, ask(3, 2000.0)).ranks == 3
     old = ask(3, 2000.0, attempt=1)
-    assert verdict(0, old).state.phase == "done" and verdict(1, old).state.failures == 1
-    again = verdict(EXIT_REQUEUE, old).state
+    assert verdict(0, old).phase == "done" and verdict(1, old).failures == 1
+    again = verdict(EXIT_REQUEUE, old)
     assert (again.phase, again.ranks, again.not_before_unix_s) == ("waiting", 2, None)
 
 
 def test_the_next_attempt_waits_for_nothing_of_the_one_before_and_has_no_reaper_yet() -> None:
     state = replace(STATE, not_before_unix_s=9e9, keeper_pid=7, keeper_start_ticks=8, failures=2)
     for code, request in ((EXIT_REQUEUE, None), (0, None), (EXIT_REQUEUE, ask())):
-        found = verdict(code, request, state).state
+        found = verdict(code, request, state)
         assert (found.not_before_unix_s, found.keeper_pid, found.keeper_start_ticks) == (None, None, None)
-    assert verdict(EXIT_REQUEUE, None, state).state.failures == 0, "who leaves has not crashed"
+    assert verdict(EXIT_REQUEUE, None, state).failures == 0, "who leaves has not crashed"
 
 
 def test_leaving_in_a_row_is_a_loop_after_its_bound() -> None:
-    assert verdict(75, ask(), replace(STATE, leaves=LEAVES - 1)).state.phase == "waiting"
+    assert verdict(75, ask(), replace(STATE, leaves=LEAVES - 1)).phase == "waiting"
     found = verdict(75, ask(), replace(STATE, leaves=LEAVES))
-    assert (
-        found.state.phase == "failed" and found.said.startswith("6 attempts in a row left") and "(grid)" in found.said
-    )
+    assert found.phase == "failed" and found.said.startswith("6 attempts in a row left") and "(grid)" in found.said
 
 
 def test_a_wait_is_as_long_as_a_year_and_no_longer() -> None:
-    assert verdict(75, ask(2, 1000.0 + LONGEST_WAIT_S)).state.not_before_unix_s == 1000.0 + LONGEST_WAIT_S
+    assert verdict(75, ask(2, 1000.0 + LONGEST_WAIT_S)).not_before_unix_s == 1000.0 + LONGEST_WAIT_S
     late = verdict(75, ask(2, 1001.0 + LONGEST_WAIT_S))
-    assert late.state.not_before_unix_s is None and "it asked to be started at 3.16" in late.said
+    assert late.not_before_unix_s is None and "it asked to be started at 3.16" in late.said
     assert verdict(75, ask(2, 5.0)).said == "attempt 2 left: grid", "a time that has passed is now"
 
 
@@ -143,11 +140,11 @@ def test_who_leaves_without_a_checkpoint_would_start_from_zero(found: bool | Non
     decided = classify_exit(
         STATE, Outcome(code=75), ask(), rules=rules, progressed=True, has_checkpoint=found, unix_s=1000.0
     )
-    assert decided.state.phase == phase
+    assert decided.phase == phase
     assert ("/ck holds no whole checkpoint" in decided.said) is (phase == "failed")
 
 
-def crash(failures: int, retries: int, *lines: str) -> ExitDecision:
+def crash(failures: int, retries: int, *lines: str) -> JobState:
     return classify_exit(
         replace(STATE, failures=failures),
         Outcome(code=3, last_lines=lines, lasted_s=61.6),
@@ -162,10 +159,10 @@ def crash(failures: int, retries: int, *lines: str) -> ExitDecision:
 
 def test_after_the_last_try_a_person_has_to_look() -> None:
     last = crash(2, 3)
-    assert last.state.phase == "waiting" and last.state.not_before_unix_s == 1000.0 + 20.0
+    assert last.phase == "waiting" and last.not_before_unix_s == 1000.0 + 20.0
     assert last.said == "attempt 2 ended with exit code 3 after 62 s; try 3 of 3 in 20 s"
     over = crash(3, 3, "Trace", "Oops")
-    assert over.state.phase == "failed" and over.state.not_before_unix_s is None
+    assert over.phase == "failed" and over.not_before_unix_s is None
     assert "has now crashed 4 times without getting further" in over.said and "(--retries 3)" in over.said
     assert over.said.endswith("run the same command. Its last lines were:\n    Trace\n    Oops")
     once = crash(0, 0)
@@ -173,10 +170,10 @@ def test_after_the_last_try_a_person_has_to_look() -> None:
 
 
 def test_the_chance_spreads_jobs_that_crash_at_once() -> None:
-    waits_s = {(verdict(1, chance=chance).state.not_before_unix_s or 0.0) - 1000.0 for chance in (0.0, 0.5, 1.0)}
+    waits_s = {(verdict(1, chance=chance).not_before_unix_s or 0.0) - 1000.0 for chance in (0.0, 0.5, 1.0)}
     assert waits_s == {5.0, 10.0, 15.0}
     real = classify_exit(STATE, Outcome(code=1), None, rules=RULES, progressed=False, has_checkpoint=None, unix_s=0.0)
-    assert 5.0 <= (real.state.not_before_unix_s or 0.0) <= 15.0
+    assert 5.0 <= (real.not_before_unix_s or 0.0) <= 15.0
 
 
 @pytest.mark.parametrize(
