@@ -217,6 +217,7 @@ class ProfilingSession:
         self.running: ProfilingRun | None = None
         """What measures now; None: nothing does."""
         self._wish: dict[str, Any] | None = None
+        self._slack: Callable[[float], float] | None = None
         self._steps, self._until_s = 0, 0.0
         self._sync: SyncSchedule | None = None
         self._ended: Mapping[str, Any] | None = None
@@ -234,7 +235,13 @@ class ProfilingSession:
             warn("the action table may not be kept, as the disk hangs: then the next run measures it again")
 
     def want(
-        self, *, refresh: bool = False, max_steps: int = PLAN_STEPS, rounds: int | None = None, caps_only: bool = False
+        self,
+        *,
+        refresh: bool = False,
+        max_steps: int = PLAN_STEPS,
+        rounds: int | None = None,
+        caps_only: bool = False,
+        slack: Callable[[float], float] | None = None,
     ) -> None:
         """Measure in the coming steps, as rank 0 asks for; the others only say that they take part.
 
@@ -243,7 +250,10 @@ class ProfilingSession:
             max_steps: Most steps, over all gears.
             rounds: Blocks a gear; None: as usual.
             caps_only: Measure only where every rank can set power limits.
+            slack: Returns the time before the deadline that the job would not need at so many seconds a step (s); None:
+                there is no deadline.
         """
+        self._slack = slack
         self._wish = {"refresh": refresh, "max_steps": max_steps, "rounds": rounds, "caps_only": caps_only}
         self._until_s = time.monotonic() + FIRST_READING_S
 
@@ -367,6 +377,7 @@ class ProfilingSession:
             channel=channel,
             caps=self._gpu_limits.power_cap,
             objective=ActionObjective(**(objective or self._objective(run))),
+            slack=self._slack,
         )
 
     def _measured(self, table: ActionTable | None) -> None:
@@ -770,9 +781,9 @@ class Controller:
             return dict.fromkeys(Gear, self._demand.veto)
         return {} if self._gears is None else {**self._gears.vetoes, **self._gears.barred}
 
-    def measure(self, steps: float) -> None:
-        """Measure every gear in the coming steps, for the plan of a job of so many steps."""
-        self.profiling.want(rounds=FEW_ROUNDS if steps < SHORT_JOB else None)
+    def measure(self, steps: float, slack: Callable[[float], float]) -> None:
+        """Measure every gear in the coming steps, for the plan of a job of so many steps, as its deadline allows."""
+        self.profiling.want(rounds=FEW_ROUNDS if steps < SHORT_JOB else None, slack=slack)
 
     @property
     def measuring(self) -> bool:

@@ -271,6 +271,7 @@ class ActionTable:
             speed, energy = (cost.tokens_per_s, cost.j_per_token) if tokens else (cost.steps_per_s, cost.j_per_step)
             figures = ("unknown" if value is None else str(value) for value in (speed, cost.power_w, energy))
             steps = f"{cost.steps} in {cost.blocks} blocks" if cost.blocks else "none"
+            steps = f"{cost.steps} in 1 block: no interval" if cost.blocks == 1 else steps
             rows.append((str(cost.action), *figures, cost.provenance, steps))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -33,7 +33,7 @@ def with_steps_that_fit(settings: Settings) -> Settings:
         optimizer.step()
         optimizer.zero_grad()
         times_s.append(time.perf_counter() - start_s)
-    return replace(settings, steps=max(60, int(SHARE * settings.minutes * 60 / statistics.median(times_s[1:]))))
+    return replace(settings, steps=max(12, int(SHARE * settings.minutes * 60 / statistics.median(times_s[1:]))))
 
 
 def day_config(settings: Settings) -> dict[str, dict[str, object]]:

@@ -47,6 +47,7 @@ from greentrain.control.plan.planner import (
     or_none,
     plan_document,
 )
+from greentrain.control.profiling.profiler import SLACK_SHARE
 from greentrain.ledger.active_run import ActiveRun
 from greentrain.ledger.run_folder import PLAN
 from greentrain.policy.action_table import Action, ActionCost, ActionTable, MeanWithCI
@@ -145,8 +146,13 @@ class Actors(Protocol):
     def vetoes(self) -> Mapping[Gear, str]:
         """Return the gears that must not be used now, and why."""
 
-    def measure(self, steps: float) -> None:
-        """Measure what every action costs in the coming ones of the job's steps; ``Schedule.use`` gets the table."""
+    def measure(self, steps: float, slack: Callable[[float], float]) -> None:
+        """Measure what every action costs in the coming ones of the job's steps; ``Schedule.use`` gets the table.
+
+        Args:
+            steps: Optimizer steps of the job.
+            slack: Returns the time before the deadline that the job would not need at so many seconds a step (s).
+        """
 
     @property
     def measuring(self) -> bool:
@@ -358,7 +364,7 @@ class Schedule:
         self._rested: tuple[float, float] | None = None
         self._heard: Mapping[str, Any] | None = None
         self._pausing = self._closed = self._again = False
-        self._pausable, self._weigh_s = True, 0.0
+        self._pausable, self._weigh_s, self._per_step = True, 0.0, 0.0
         self._at = (0, self.tokens, elapsed_s())
         self._past: list[float | None] = []
         self._over = self._sync.over
@@ -377,15 +383,21 @@ class Schedule:
             tokens: Tokens that all ranks have trained until now, earlier parts included.
         """
         done, self.tokens = tokens - self.tokens, tokens
+        self._per_step = self._per_step or max(1.0, done)
         if not self._measured:
             self._measured = True
-            self._actors.measure(self.job.tokens / max(1, done))
+            self._actors.measure(self.job.tokens / self._per_step, self._slack_s)
         if self._pausing or self._over or self._actors.measuring:
             self._sync.steps += 1
             if self._pausing:
                 self._hold()  # the step that was asked for a checkpoint is done
         elif (said := self._sync.stepped(self._say)) is not None:
             self._do(said)
+
+    def _slack_s(self, step_s: float) -> float:
+        """Return the time before the deadline that the job would not need at so many seconds a step (s)."""
+        end_s = self._time.real(self.job.deadline_s - self._config.policy.margin_s)
+        return end_s - self._unix_s() - max(0.0, self.job.tokens - self.tokens) / self._per_step * step_s
 
     def use(self, table: ActionTable) -> None:
         """Plan with a table, on rank 0, from now on."""
@@ -403,7 +415,11 @@ class Schedule:
         """Return what rank 0 tells all ranks, None for nothing, and after how many steps it looks again."""
         if self._table is not None:
             if self._wants_rest and self._rested is None:
-                return {"rest": REST_S}, 1
+                paces = [cost.steps_per_s.mean for cost in self._table.costs if cost.steps_per_s]
+                if not paces or SLACK_SHARE * self._slack_s(1.0 / max(paces)) >= REST_S:
+                    return {"rest": REST_S}, 1
+                self._pausable = False
+                self._run.warn("the deadline leaves no time to learn what a paused rank draws: the plan has no pauses")
             if self._wants_rest and not self._weigh_rest():
                 return None, 1
             table, self._table = self._table, None

@@ -80,6 +80,7 @@ class ProfilingRun:
         channel: Channel of the ranks; None: this process measures alone.
         caps: Power limits to measure each gear at; None: those that there are. They are 1.0 afterwards.
         objective: Objective of the search for caps, slowdown included; rank 0's counts. None: joules a step.
+        slack: Time before the deadline that the job would not need at so many seconds a step (s); None: no deadline.
         clock: Monotonic time (s), that of ``energy``.
 
     Raises:
@@ -101,6 +102,7 @@ class ProfilingRun:
         channel: RankZeroChannel | None = None,
         caps: Caps | None = None,
         objective: ActionObjective | None = None,
+        slack: Callable[[float], float] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         check_steps(box, max_steps)
@@ -131,6 +133,7 @@ class ProfilingRun:
             caps=self.fractions,
             score=self._objective.score,
             max_slowdown=self._objective.max_slowdown,
+            slack=slack,
             rounds=rounds or ROUNDS,
             min_block_s=max([1.0, *periods_s]),
             max_steps=max_steps,
@@ -281,7 +284,7 @@ class ProfilingRun:
         self._finish(table)
         for advice in filter(None, (self.profiler.advice, table.doubts)):
             log.warning("GreenTrain: profiling: %s", advice)
-        if self._cache is not None and self._whole and not table.doubts:
+        if self._cache is not None and self._whole and not (table.doubts or self.profiler.hurried):
             self._cache.save_soon(self._key, table)
 
     def _common(self, objective: ActionObjective) -> tuple[tuple[float, ...], ActionObjective]:

@@ -444,6 +444,9 @@ class MeasurementOrder(Protocol):
     def drop(self, cap: float) -> None:
         """A cap cannot be set: measure no more at it."""
 
+    def leave(self, gear: Gear) -> None:
+        """A gear is not worth its time: measure no more in it."""
+
 
 class GearTurns:
     """Every gear once a round; an even number of rounds cancels a linear drift."""
@@ -464,7 +467,7 @@ class GearTurns:
         """Return what is measured with so many steps left; None: nothing more."""
         if not self._waiting:
             self._round += 1
-            if self._round >= LEAST_BLOCKS and not self._another(left):
+            if not self._actions or (self._round >= LEAST_BLOCKS and not self._another(left)):
                 return None
             self._waiting = list(self._actions if self._round % 2 == 0 else self._actions[::-1])
         action = self._waiting.pop(0)
@@ -478,8 +481,13 @@ class GearTurns:
         """Nothing is left without the one cap."""
         self._waiting, self._rounds, self._round = [], 0, LEAST_BLOCKS
 
+    def leave(self, gear: Gear) -> None:
+        """A gear is not worth its time: measure no more in it."""
+        self._actions = tuple(action for action in self._actions if action.gear is not gear)
+        self._waiting = [action for action in self._waiting if action.gear is not gear]
+
     def _another(self, left: int) -> bool:
-        needed = math.ceil(SPARE * sum(self._needs.values()))
+        needed = math.ceil(SPARE * sum(self._needs.get(action, 0) for action in self._actions))
         return self._round < self._rounds and needed <= left
 
 
@@ -524,6 +532,11 @@ class CapTurns:
         """A cap cannot be set: measure no more at it."""
         self._caps = [other for other in self._caps if other != cap]
         self._waiting = [action for action in self._waiting if action.cap != cap]
+
+    def leave(self, gear: Gear) -> None:
+        """A gear is not worth its time: measure no more in it."""
+        self._gears = tuple(other for other in self._gears if other is not gear)
+        self._waiting = [action for action in self._waiting if action.gear is not gear]
 
     def next(self, left: int) -> Turn | None:
         """Return what is measured with so many steps left; None: nothing more."""
@@ -636,13 +649,14 @@ class CapTurns:
         if fit:
             excess[min(fit, key=lambda action: fit[action])] = -1.0
         tops = self._tops if self._round == 1 else []
-        wanted = [a for a in sorted(excess, key=lambda a: excess[a]) if excess[a] <= NOISE or a in tops]
+        order = {gear: i for i, gear in enumerate(self._gears)}
+        useful = [a for a in excess if a.gear in order and (excess[a] <= NOISE or a in tops)]
+        wanted = sorted(useful, key=lambda a: excess[a])
         taken: list[Action] = []
         for action in wanted:
             left -= self._steps(action)
             if left >= 0:
                 taken.append(action)
-        order = {gear: i for i, gear in enumerate(self._gears)}
         return sorted(taken, key=lambda a: (order[a.gear], -a.cap), reverse=self._round % 2 == 1)
 
 
@@ -691,6 +705,11 @@ FALLING: Final = 0.9
 """A step this much shorter than the one before says that the gear is still warming up."""
 MOST_WARM: Final = 4
 """Bound of the first warm-up, in times ``warmup_steps``."""
+MANY: Final = 4.0
+"""A gear is left after its first steps if one takes longer than a block has to be, and as many times what the quickest
+known takes: no plan that could use that one is better for knowing this one's interval."""
+SLACK_SHARE: Final = 0.5
+"""Of the time before the deadline that the quickest gear known would not need, the most that a block may cost."""
 ASK_AFTER_S: Final = 10.0
 """Age of a block (s) after which its joules are asked for while others run: sensors have reported it (5 s at most,
 ``greentrain.ledger.active_run.MAX_LAG_S``), their curves still hold it (27 min,
@@ -737,6 +756,8 @@ class GearProfiler:
             :attr:`cap` before the next step, or calls :meth:`drop`.
         score: Cost of a step from steps/s and watts, which the search for caps makes least. None: joules a step.
         max_slowdown: Largest share of its gear's speed that a cap may cost to be of use; None: any.
+        slack: Returns the time before the deadline that the job would not need at so many seconds a step (s); rank 0's
+            counts. None: there is no deadline.
         gather: Returns the numbers of every rank, in the order of ranks.
         settle_s: Least warm-up after a change of cap (s).
         rounds: Blocks an action.
@@ -761,6 +782,7 @@ class GearProfiler:
         caps: Sequence[float] = (1.0,),
         score: Callable[[float, float], float] | None = None,
         max_slowdown: float | None = None,
+        slack: Callable[[float], float] | None = None,
         gather: Callable[[Sequence[float]], Sequence[Sequence[float]]] = lambda numbers: (numbers,),
         settle_s: float = CAP_SETTLES_S,
         rounds: int = 3,
@@ -775,7 +797,7 @@ class GearProfiler:
         self._gears = tuple(gears)
         self._energy, self._provenance = energy, provenance
         self._clock, self._synchronize, self._agree, self._gather = clock, synchronize, agree, gather
-        self._warmup_steps, self._settle_s = warmup_steps, settle_s
+        self._warmup_steps, self._settle_s, self._slack = warmup_steps, settle_s, slack
         self._min_block_s, self._min_steps, self._max_steps = min_block_s, min_steps, max_steps
         self._capped = len(caps) > 1
         self._blocks = MeasuredBlocks(energy, least=1 if self._capped else LEAST_BLOCKS)
@@ -793,6 +815,9 @@ class GearProfiler:
             else GearTurns(self._actions, rounds=rounds)
         )
         self._begun: set[Gear] = set()
+        self._why_left: dict[Gear, str] = {}
+        self.hurried = False
+        """True where the deadline kept a gear from being measured as long as it should be; known on rank 0."""
         self._ended: Block | None = None
         self._told = self._over = False
         self._left = self._ran = 0
@@ -904,6 +929,8 @@ class GearProfiler:
         """What keeps joules out of the table though there are sensors, and the remedy; "" where nothing does."""
         blocks = self._blocks.counted()
         short = sum(block.short for block in blocks)
+        if self._why_left:
+            return "; ".join(f"{gear} was left early: {why}" for gear, why in self._why_left.items())
         if short:
             paces_s = [pace_s for action in self._actions if (pace_s := self._blocks.pace_s(action))]
             longest = math.ceil(SPARE**2 * self._min_block_s / min(paces_s)) + MOST_WARM * self._warmup_steps
@@ -967,7 +994,7 @@ class GearProfiler:
         """Look at a warm-up: another step of it, or the first measured ones."""
         before_s, block.looked_s = block.looked_s, now_s
         steps, block.looked_warm = block.warm - block.looked_warm, block.warm
-        faster = False
+        last_s, faster = None, False
         if before_s is not None:
             last_s = block.warm_s
             block.warm_s = (now_s - before_s) / steps
@@ -980,18 +1007,23 @@ class GearProfiler:
             more = int(block.warm < least or (block.first and faster and block.warm < min(MOST_WARM * least, room)))
             if block.settle_s > 0 and block.warm_s and not more:
                 more = max(0, min(math.ceil(block.settle_s / block.warm_s), room - block.warm))
-            self._left = self._agree(more)
-            if self._left > 0:
+            told = block.first and steps == 1 and last_s is not None and not faster
+            self._left = self._agree(-1 if told and self._is_slow(block.warm_s or 0.0) else more)
+            if self._left < 0 and before_s is not None:  # that step is all that is measured
+                block.t0_s, block.steps, block.warm, block.t1_s = before_s, 1, block.warm - 1, now_s
+                self._ended = block
+                self._end(block, before_s, now_s)
+            if self._left != 0:
                 return
         block.t0_s = now_s
         pace_s = self._blocks.pace_s(block.action) or block.warm_s or 0.0
         planned = math.ceil(SPARE * self._min_block_s / pace_s) if pace_s > 0 else 0
-        self._left = min(self._agree(max(self._min_steps, planned)), block.last_step - self.steps)
+        self._left = min(self._agree(max(self._least(pace_s), planned)), block.last_step - self.steps)
 
     def _measured(self, block: Block, t0_s: float, now_s: float) -> None:
         """Look at the measured steps: a few more of them, or the next block."""
         seconds = now_s - t0_s
-        wanted = max(0, self._min_steps - block.steps)
+        wanted = max(0, self._least(seconds / block.steps) - block.steps)
         if seconds < self._min_block_s:
             missing = (self._min_block_s - seconds) / seconds if seconds > 0 else 1.0
             wanted = max(wanted, math.ceil(SPARE * missing * block.steps), 1)
@@ -1000,7 +1032,11 @@ class GearProfiler:
         if self._left > 0:
             return
         block.t1_s, block.short = now_s, wanted > 0
-        if seconds > 0:
+        self._end(block, t0_s, now_s)
+
+    def _end(self, block: Block, t0_s: float, now_s: float) -> None:
+        """Keep a block that is over."""
+        if now_s > t0_s:
             self._blocks.add(block)
         self._blocks.ask(now_s - ASK_AFTER_S)
         self._over = True
@@ -1025,10 +1061,52 @@ class GearProfiler:
         self._turns.ended(Ended(action=block.action, steps=steps, warm=warm, speed=speed, power_w=known_w, short=short))
         self._next_block(now_s)
 
+    @property
+    def _quickest_s(self) -> float:
+        """Seconds a step of the quickest block that is over; infinite before the first."""
+        ended = self._blocks.ended
+        return min(((block.t1_s - (block.t0_s or 0.0)) / block.steps for block in ended), default=math.inf)
+
+    def _is_slow(self, step_s: float) -> bool:
+        """Return whether a step takes many times what it could, and longer than sensors ask for."""
+        return step_s >= self._min_block_s and step_s > MANY * self._quickest_s
+
+    def _is_late(self, steps: int, step_s: float) -> bool:
+        """Return whether so many steps cost more of the time that is left before the deadline than a block may."""
+        quickest_s = min(step_s, self._quickest_s)
+        if self._slack is None:
+            return False
+        return steps * (step_s - quickest_s) > SLACK_SHARE * self._slack(quickest_s)
+
+    def _least(self, step_s: float) -> int:
+        """Return the fewest steps of a block: where time is short, as few as sensors can do with."""
+        late = self._is_late(self._min_steps, step_s)
+        self.hurried = self.hurried or late
+        return 1 if late else self._min_steps
+
+    def _is_not_worth_it(self, action: Action) -> bool:
+        """Return whether a gear is measured no more, as it is far too slow or the deadline is near."""
+        paces_s = [pace_s for a in self._actions if a.gear is action.gear and (pace_s := self._blocks.pace_s(a))]
+        quickest_s, why = self._quickest_s, ""
+        steps = self._warmup_steps + self._min_steps
+        if paces_s and self._is_slow(min(paces_s)):
+            times = min(paces_s) / quickest_s
+            why = f"a step takes {times:.0f} times as long as the quickest; its figures have no interval"
+        elif paces_s and self._is_late(max(steps, int(self._min_block_s / min(paces_s))), min(paces_s)):
+            why = "the deadline leaves no time to measure it better"
+        elif not paces_s and self._is_late(steps, MANY * quickest_s) and not self._is_late(1, quickest_s):
+            why = "the deadline leaves no time to try it"  # late at the quickest known, it would be the only hope
+        if why:
+            self._why_left[action.gear], self.hurried = why, self.hurried or "deadline" in why
+        return bool(why)
+
     def _next_block(self, now_s: float | None) -> None:
         """Begin the next block, with its share of the steps that are left; the phase is over where there is none."""
         self._over = False
         turn: Turn | None = self._turns.next(self._max_steps - self.steps)
+        while turn is not None and self._begun and self._agree(int(self._is_not_worth_it(turn.action))):
+            self._turns.leave(turn.action.gear)
+            turn = self._turns.next(self._max_steps - self.steps)
         if turn is None:
             self.done = True
             return

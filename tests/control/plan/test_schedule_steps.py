@@ -92,6 +92,7 @@ class World:
         self.told: list[Any] = []
         self.offer: Offer | None = None
         self.measuring = False
+        self.slack: Callable[[float], float]
         self.barred: dict[Gear, str] = {}
         self.joules: Callable[[float, float], Mapping[str, float] | None] = lambda t0_s, t1_s: {
             "GPU-a": 60 * (t1_s - t0_s)
@@ -120,8 +121,9 @@ class World:
     def vetoes(self) -> Mapping[Gear, str]:
         return self.barred
 
-    def measure(self, steps: float) -> None:
+    def measure(self, steps: float, slack: Callable[[float], float]) -> None:
         self.told.append(("measure", steps))
+        self.slack = slack
 
 
 class Scripted(Planner):
@@ -424,6 +426,24 @@ def test_where_nobody_has_to_know_it_it_does_not_rest(
     assert not job.told("begin") and Scripted.asked
     assert job.run.facts[0]["pausable"] is hands.get("pause", True)
     assert job.run.facts[0]["held"] is ("idle_w" in policy and not hands)
+
+
+@pytest.mark.parametrize(("spare_s", "rests"), [(2 * schedule.REST_S + 1.0, True), (2 * schedule.REST_S - 1.0, False)])
+def test_it_rests_only_where_the_deadline_leaves_time(clock: Clock, spare_s: float, rests: bool) -> None:
+    pace = MeanWithCI(mean=1 / 500.0)
+    table = replace(TABLE, costs=tuple(replace(cost, steps_per_s=pace) for cost in TABLE.costs))
+    job = Job(clock, idle_w=None, declared=table, deadline_h=(600.0 + 999 * 500.0 + spare_s) / H)
+    job.step(3)
+    assert bool(job.told("begin")) is rests
+    assert job.run.facts[0]["pausable"] is rests and bool(job.run.warnings) is not rests
+
+
+def test_what_measures_knows_how_much_time_the_deadline_leaves(clock: Clock) -> None:
+    job = Job(clock, declared=None, speed=2.0, deadline_h=240.0, margin_s=7200.0)
+    job.step(1)
+    assert job.world.slack(100.0) == pytest.approx(119 * H - 600.0 - 999 * 100.0)
+    job.step(1)
+    assert job.world.slack(600.0) == pytest.approx(119 * H - 1200.0 - 998 * 600.0)
 
 
 def test_sensors_that_are_late_are_waited_for_a_little_and_asked_seldom(clock: Clock) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from greentrain.control.profiling.profiler import GearProfiler, add_ranks
+from greentrain.control.profiling.profiler import MANY, GearProfiler, add_ranks
 from greentrain.errors import ConfigError, SessionError
 from greentrain.policy.action_table import Action, ActionCost, ActionTable, MeanWithCI
 from greentrain.types import Gear, Provenance
@@ -267,10 +267,17 @@ def test_steps_never_exceed_their_limit_and_every_gear_has_two_blocks(
     records = profiler.records()
     for gear in gears:
         own = [block for block in records if block.gear is gear]
-        assert 2 <= len(own) <= rounds
-        assert all(block.steps >= min_steps for block in own)
+        pace_s, most, least_s = paces_s[gears.index(gear)], 1 + jitter, min(paces_s)
+        if len(own) == 1:  # it took far too long, and that only
+            assert pace_s * most >= min_block_s and pace_s * most > MANY * least_s * (1 - jitter)
+            assert str(gear) in profiler.advice and "no interval" in profiler.advice
+        else:
+            assert 2 <= len(own) <= rounds and all(block.steps >= min_steps for block in own)
+            slowest_first = pace_s * (1 - jitter) >= min_block_s and pace_s * (1 - jitter) > MANY * least_s * most
+            assert not slowest_first
         assert all(block.seconds >= min_block_s * (1 - 1e-9) for block in own if block.energy_j is not None)
-    assert bool(profiler.advice) == any(block.energy_j is None for block in records)
+    left = "left early" in profiler.advice
+    assert left or bool(profiler.advice) == any(block.energy_j is None for block in records)
 
 
 @pytest.mark.parametrize(("warmup_steps", "steps"), [(3, 2 * (3 + 3) + 4 * (1 + 3)), (6, 2 * (6 + 3) + 4 * (2 + 3))])
@@ -279,6 +286,68 @@ def test_slow_steps_take_no_more_of_them_than_needed(warmup_steps: int, steps: i
     profiler = _profiler(world, warmup_steps=warmup_steps)
     world.train(profiler)
     assert profiler.steps == steps
+
+
+@pytest.mark.parametrize("gears", [(FP32, BF16), (BF16, FP32)])
+def test_a_gear_that_is_many_times_slower_is_left_after_its_first_steps(gears: tuple[Gear, ...]) -> None:
+    world = World(step_s=lambda gear, t_s: 8.0 if gear is BF16 else 0.4)
+    profiler = _profiler(world, gears, rounds=4)
+    world.train(profiler)
+    # After the quick one two steps suffice; before it nobody knows that it is slow until its first block is over.
+    assert world.gears.count(BF16) == (2 if gears[0] is FP32 else 6)
+    table = profiler.table()
+    slow, quick = _cost(table, BF16), _cost(table, FP32)
+    assert slow.blocks == 1 and quick.blocks == 4
+    assert _mean(slow.steps_per_s) == pytest.approx(1 / 8.0) and _mean(slow.tokens_per_s) == pytest.approx(TOKENS / 8)
+    assert _mean(slow.power_w) == pytest.approx(500.0)
+    assert slow.tokens_per_s is not None and slow.tokens_per_s.low is None
+    assert "bf16 was left early: a step takes 20 times as long as the quickest" in profiler.advice
+    assert "in 1 block: no interval" in str(table) and not profiler.hurried
+    assert table.better(Action(gear=FP32))
+
+
+def test_a_gear_that_compiles_for_long_is_not_left() -> None:
+    world = _warming([200.0])
+    profiler = _profiler(world)
+    world.train(profiler)
+    assert [cost.blocks for cost in profiler.table().costs] == [3, 3] and profiler.advice == ""
+
+
+def _by_a_deadline(world: World, gears: tuple[Gear, ...], left_s: float, steps: int = 200) -> GearProfiler:
+    """Profile a job of so many steps that has to be done in so many seconds."""
+    end_s = world.t_s + left_s
+    slack = lambda step_s: end_s - world.t_s - (steps - len(world.gears)) * step_s  # noqa: E731
+    profiler = GearProfiler(
+        gears, energy=world.energy, provenance=dict, clock=lambda: world.t_s, slack=slack, rounds=4, max_steps=1000
+    )
+    world.train(profiler)
+    return profiler
+
+
+@settings(max_examples=60, deadline=None)
+@given(quick_s=st.floats(0.05, 5.0), times=st.floats(1.0, 40.0), spare=st.floats(0.02, 3.0), steps=st.integers(60, 400))
+def test_measuring_alone_makes_nobody_late(quick_s: float, times: float, spare: float, steps: int) -> None:
+    world = World(step_s=lambda gear, t_s: quick_s * (times if gear is BF16 else 1.0))
+    profiler = _by_a_deadline(world, (FP32, BF16), steps * quick_s * (1 + spare), steps)
+    lost_s = world.t_s - 100.0 - len(world.gears) * quick_s
+    assert profiler.done and FP32 in {cost.action.gear for cost in profiler.table().costs}
+    assert lost_s <= steps * quick_s * spare or world.gears.count(BF16) <= 2  # nobody knows a gear before
+
+
+def test_short_of_time_a_gear_is_not_tried_and_the_table_says_so() -> None:
+    world = World(step_s=lambda gear, t_s: 2.0 if gear is BF16 else 0.8)
+    profiler = _by_a_deadline(world, (FP32, BF16), left_s=200 * 0.8 * 1.02)
+    assert BF16 not in world.gears and profiler.hurried
+    assert [cost.action.gear for cost in profiler.table().costs] == [FP32]
+    assert profiler.advice == "bf16 was left early: the deadline leaves no time to try it"
+
+
+def test_late_in_the_first_gear_another_one_is_tried_at_once() -> None:
+    world = World(step_s=lambda gear, t_s: 8.0 if gear is BF16 else 0.4)
+    profiler = _by_a_deadline(world, (BF16, FP32), left_s=180.0)
+    assert world.gears.count(BF16) == 4 and FP32 in world.gears
+    assert {cost.action.gear for cost in profiler.table().costs} == {BF16, FP32}
+    assert world.t_s - 100.0 + (200 - len(world.gears)) * 0.4 < 180.0
 
 
 @pytest.mark.parametrize("quick_s", [0.025, 0.019])  # full blocks of 42 and 56 steps; the first one may take 50
