@@ -91,7 +91,10 @@ def test_the_commands_and_options_are_these() -> None:
         "event": [],
         "tune": [],
         "config": [],
-        "ui": ["--cache", "--every-s", "--host", "--json", "--name", "--no-open", "--port", "--token-file", "runs"],
+        "ui": [
+            "--cache", "--every-s", "--fleet", "--host", "--json", "--name", "--no-open", "--port", "--token-file",
+            "runs",
+        ],
     }  # fmt: skip
     export = typer.main.get_group(cli_runs.app).commands
     assert {name: [option for param in export[name].params for option in param.opts] for name in export} == {
