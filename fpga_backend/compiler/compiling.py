@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from greentrain.fpga_backend import contract
+from greentrain.fpga_backend import program as ir
 from greentrain.fpga_backend.artifact import Artifact, checksum
 from greentrain.fpga_backend.batch import Batch, pack
 from greentrain.fpga_backend.compiler.draft import Draft
@@ -29,17 +30,7 @@ from greentrain.fpga_backend.compiler.trace import OperatorCall, Trace, trace
 from greentrain.fpga_backend.compiler.values import GraphNode
 from greentrain.fpga_backend.devices.torch_device import in_floats
 from greentrain.fpga_backend.errors import ArtifactError, UnsupportedModelError
-from greentrain.fpga_backend.program import (
-    ActivationBits,
-    Activations,
-    Attention,
-    Embed,
-    LogProb,
-    Op,
-    Precision,
-    Program,
-    with_activation_bits,
-)
+from greentrain.fpga_backend.program import with_activation_bits
 
 COPY_SEED = 20261121
 _WRAPPERS = ("DataParallel", "DistributedDataParallel", "OptimizedModule")
@@ -137,7 +128,7 @@ TOLERANCE = 1e-3
 
 
 def verify(
-    model: nn.Module, call: OperatorCall, program: Program, tensors: Mapping[str, torch.Tensor], avoid: set[int]
+    model: nn.Module, call: OperatorCall, program: ir.Program, tensors: Mapping[str, torch.Tensor], avoid: set[int]
 ) -> None:
     """Compare a program with the model from which it was made.
 
@@ -169,7 +160,7 @@ def verify(
         )
 
 
-def _batch(program: Program, avoid: set[int]) -> Batch:
+def _batch(program: ir.Program, avoid: set[int]) -> Batch:
     random = np.random.default_rng(SEED)
     allowed = np.setdiff1d(np.arange(program.vocabulary), sorted(avoid))
     lengths = [n for n in LENGTHS if n <= program.max_tokens]
@@ -186,7 +177,7 @@ def _batch(program: Program, avoid: set[int]) -> Batch:
 
 @torch.inference_mode()
 def _model(
-    model: nn.Module, call: OperatorCall, program: Program, batch: Batch
+    model: nn.Module, call: OperatorCall, program: ir.Program, batch: Batch
 ) -> list[np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
     found = []
     for i, row in enumerate(batch.ids):
@@ -250,9 +241,9 @@ def compile(
     *,
     max_tokens: int,
     head: Head = "auto",
-    precision: Precision = "w8a8",
-    activations: Activations = "token",
-    activation_bits: ActivationBits = 8,
+    precision: ir.Precision = "w8a8",
+    activations: ir.Activations = "token",
+    activation_bits: ir.ActivationBits = 8,
     smooth: SmoothQuant | None = None,
     temperature: float = 1.0,
 ) -> Artifact:
@@ -319,12 +310,12 @@ def _check(max_tokens: int, head: str, precision: str, activations: str, activat
         )
     for name, value, allowed in (
         ("head", head, get_args(Head)),
-        ("precision", precision, get_args(Precision)),
-        ("activations", activations, get_args(Activations)),
+        ("precision", precision, get_args(ir.Precision)),
+        ("activations", activations, get_args(ir.Activations)),
     ):
         if value not in allowed:
             raise ValueError(f"{name}={value!r} is none of {', '.join(allowed)}")
-    if activation_bits not in get_args(ActivationBits):
+    if activation_bits not in get_args(ir.ActivationBits):
         raise ValueError(f"activation_bits={activation_bits!r}: the integer contract has 8 and 16")
     if activation_bits == 16 and (precision, activations) != ("w8a8", "token"):
         raise ValueError(
@@ -333,7 +324,7 @@ def _check(max_tokens: int, head: str, precision: str, activations: str, activat
         )
 
 
-def _verified(model: nn.Module, head: Head, max_tokens: int) -> tuple[Program, Recipe, dict[str, torch.Tensor]]:
+def _verified(model: nn.Module, head: Head, max_tokens: int) -> tuple[ir.Program, Recipe, dict[str, torch.Tensor]]:
     """Lower a model and compare; the copy's weights are gone when this returns."""
     call = OperatorCall.of(model)
     shadow = meta_copy(model)
@@ -345,9 +336,9 @@ def _verified(model: nn.Module, head: Head, max_tokens: int) -> tuple[Program, R
     return program, recipe, tables
 
 
-def _tempered(program: Program, recipe: Recipe, temperature: float) -> Recipe:
+def _tempered(program: ir.Program, recipe: Recipe, temperature: float) -> Recipe:
     """Divide the logits: the vocabulary head's weights and biases have the factor in them."""
-    heads = {op.weight for op in program.ops if isinstance(op, LogProb)}
+    heads = {op.weight for op in program.ops if isinstance(op, ir.LogProb)}
     if not heads:
         raise ValueError(
             f"temperature={temperature:g}, but {recipe.model} is compiled to scores: it is of log-probabilities"
@@ -361,7 +352,7 @@ def _tempered(program: Program, recipe: Recipe, temperature: float) -> Recipe:
 
 def _lowered(
     traced: Trace, head: Head, max_tokens: int, model: str, call: OperatorCall
-) -> tuple[Program, Recipe, dict[str, torch.Tensor]]:
+) -> tuple[ir.Program, Recipe, dict[str, torch.Tensor]]:
     draft = Draft(max_tokens, types=call.types)
     outputs = Lowering(draft).run(traced.exported.graph_module, traced.inputs)
     place = GraphNode(path="", module=model, op="output")
@@ -376,14 +367,14 @@ def _lowered(
     return _program(finished.ops, recipe, max_tokens, types=call.types), recipe, _used(draft.tables, finished.ops)
 
 
-def _program(ops: tuple[Op, ...], recipe: Recipe, max_tokens: int, *, types: bool) -> Program:
-    embeds = [op for op in ops if isinstance(op, Embed)]
+def _program(ops: tuple[ir.Op, ...], recipe: Recipe, max_tokens: int, *, types: bool) -> ir.Program:
+    embeds = [op for op in ops if isinstance(op, ir.Embed)]
     rows = {op.weight: recipe.shapes[recipe.entries[op.weight].parts[0].weight.parameter][0] for op in embeds}
     tables = {kind: [rows[op.weight] for op in embeds if op.index == kind] for kind in ("token", "type")}
     if not tables["token"]:
         raise UnsupportedModelError(f"{recipe.model} looks up no token: what it returns does not depend on its input")
-    attentions = [op for op in ops if isinstance(op, Attention)]
-    return Program(
+    attentions = [op for op in ops if isinstance(op, ir.Attention)]
+    return ir.Program(
         ops=ops,
         vocabulary=min(tables["token"]),
         types=min(tables["type"], default=0) if types else 0,
@@ -394,7 +385,7 @@ def _program(ops: tuple[Op, ...], recipe: Recipe, max_tokens: int, *, types: boo
     )
 
 
-def _used(tables: dict[str, torch.Tensor], ops: tuple[Op, ...]) -> dict[str, torch.Tensor]:
+def _used(tables: dict[str, torch.Tensor], ops: tuple[ir.Op, ...]) -> dict[str, torch.Tensor]:
     used = {getattr(op, "weight", "") for op in ops}
     return {name: table for name, table in tables.items() if name.rpartition(".")[0] in used}
 

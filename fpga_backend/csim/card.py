@@ -50,16 +50,14 @@ class CsimCard:
 
     Args:
         library: Path that :func:`greentrain.fpga_backend.csim.build.build` returned.
-        poison: Fill new buffers with bytes that are NaN as a float, so that what is read before it was written shows.
 
     Raises:
         DeviceError: The library cannot be loaded.
     """
 
-    def __init__(self, library: Path, *, poison: bool = False) -> None:
+    def __init__(self, library: Path) -> None:
         self._functions = functions(library)
         self._kernels = {kernel.name: kernel for kernel in KERNELS}
-        self._poison = poison
         self._numbers = count()
         self._memory: dict[int, tuple[Memory, int]] = {}
         """Memory and bank of each buffer."""
@@ -83,10 +81,7 @@ class CsimCard:
             raise DeviceError(f"no memory for a buffer of {nbytes} bytes: use a smaller batch or model") from error
         skip = -whole.ctypes.data % ALIGNMENT
         buffer = Buffer(next(self._numbers), nbytes)
-        memory = whole[skip : skip + nbytes]
-        if self._poison:
-            memory.fill(0xFF)
-        self._memory[buffer.number] = memory, bank
+        self._memory[buffer.number] = whole[skip : skip + nbytes], bank
         return buffer
 
     def free(self, buffer: Buffer) -> None:
@@ -127,11 +122,6 @@ class CsimCard:
         """Give all memory back. Idempotent."""
         self._closed = True
         self._memory.clear()
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all buffers."""
-        return sum(memory.nbytes for memory, _ in self._memory.values())
 
     def _part(self, buffer: Buffer, offset: int, nbytes: int, verb: str) -> Memory:
         memory, _ = self._held(buffer)

@@ -17,18 +17,10 @@ from safetensors import safe_open
 from safetensors.numpy import load, save
 from safetensors.torch import load_file, save_file
 
-from greentrain.fpga_backend import contract
+from greentrain.fpga_backend import contract, errors
 from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.batch import Batch, Result
 from greentrain.fpga_backend.device import DeviceInfo, EnergyReading
-from greentrain.fpga_backend.errors import (
-    ArtifactError,
-    BatchError,
-    DeviceError,
-    DeviceLostError,
-    OffloadError,
-    QueueFullError,
-)
 from greentrain.fpga_backend.program import Program
 from greentrain.types import Provenance
 
@@ -37,12 +29,12 @@ VERSION = 1
 TOKEN_HEADER = "authorization"
 CLIENT_HEADER = "x-greentrain-client"
 
-_ERRORS: tuple[tuple[type[OffloadError], int], ...] = (
-    (BatchError, 400),
-    (ArtifactError, 422),
-    (QueueFullError, 503),
-    (DeviceLostError, 410),
-    (DeviceError, 500),
+_ERRORS: tuple[tuple[type[errors.OffloadError], int], ...] = (
+    (errors.BatchError, 400),
+    (errors.ArtifactError, 422),
+    (errors.QueueFullError, 503),
+    (errors.DeviceLostError, 410),
+    (errors.DeviceError, 500),
 )
 """The most special first, with the HTTP status (RFC 9110, section 15)."""
 
@@ -150,13 +142,13 @@ def error_json(error: BaseException) -> tuple[int, dict[str, str]]:
     return 500, {"error": "DeviceError", "message": repr(error)}
 
 
-def read_error(reply: Mapping[str, Any], status: int) -> OffloadError:
+def read_error(reply: Mapping[str, Any], status: int) -> errors.OffloadError:
     """Return the error that a reply stands for."""
     text = str(reply.get("message", "no reason given"))
     for kind, _ in _ERRORS:
         if reply.get("error") == kind.__name__:
             return kind(text)
-    return DeviceError(f"HTTP {status}: {text}")
+    return errors.DeviceError(f"HTTP {status}: {text}")
 
 
 def json_of(body: bytes) -> dict[str, Any]:
@@ -221,7 +213,7 @@ class Upload:
             save_file(dict(artifact.tensors), self._path, metadata={"artifact": json.dumps(manifest)})
         except Exception as error:  # safetensors raises its own type, OSError or ValueError
             self._folder.cleanup()
-            raise ArtifactError(f"the artifact cannot be sent to another machine: {error}") from error
+            raise errors.ArtifactError(f"the artifact cannot be sent to another machine: {error}") from error
         self.nbytes = self._path.stat().st_size
 
     def __iter__(self) -> Iterator[bytes]:
@@ -256,14 +248,14 @@ def received(path: Path, digest: str) -> Artifact:
     except Exception as error:  # safetensors raises its own type, OSError or ValueError
         raise MalformedError(f"the upload cannot be read: {error}") from error
     if manifest.get("contract") != contract.VERSION:
-        raise ArtifactError(
+        raise errors.ArtifactError(
             f"the artifact is of contract {manifest.get('contract')}, the server's is {contract.VERSION}: install the "
             "same version of greentrain-torch on both machines"
         )
     program = Program.from_json(str(manifest.get("program")))
     artifact = replace(Artifact.of(program, tensors), source=str(manifest.get("source", "")))
     if artifact.digest != digest:
-        raise ArtifactError(
+        raise errors.ArtifactError(
             f"what arrived is artifact {artifact.digest[:12]}, announced was {digest[:12]}: send it again"
         )
     return artifact

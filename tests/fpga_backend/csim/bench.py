@@ -26,7 +26,7 @@ class Bench:
     """
 
     def __init__(self, library: Path) -> None:
-        self.card = CheckedCard(library, poison=True)
+        self.card = CheckedCard(library)
 
     def run(self, kernel: str, outputs: Mapping[str, Array], /, **given: Array | int) -> None:
         """Launch a kernel.

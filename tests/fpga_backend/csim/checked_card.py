@@ -100,7 +100,20 @@ def _slice(s: Mapping[str, int], name: str, rows: int, width: int) -> int:
 
 
 class CheckedCard(CsimCard):
-    """A CsimCard that refuses a launch which a buffer is too small for."""
+    """A CsimCard that refuses a launch which a buffer is too small for.
+
+    New buffers are filled with bytes that are NaN as a float, so that what is read before it was written shows.
+    """
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers."""
+        return sum(memory.nbytes for memory, _ in self._memory.values())
+
+    def allocate(self, nbytes: int, bank: int = 0) -> Buffer:
+        buffer = super().allocate(nbytes, bank)
+        self._memory[buffer.number][0].fill(0xFF)
+        return buffer
 
     def _checked(self, spec: KernelSpec, arguments: Sequence[Buffer | int]) -> list[int]:
         raw = super()._checked(spec, arguments)

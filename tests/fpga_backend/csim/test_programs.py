@@ -33,7 +33,7 @@ def by_sequence(result: Result) -> list[npt.NDArray[np.float32]]:
 
 
 def run(library: Path, artifact: Artifact, batch: Batch, **options: int) -> Result:
-    schedule = BatchSchedule(artifact, CheckedCard(library, poison=True), **options)
+    schedule = BatchSchedule(artifact, CheckedCard(library), **options)
     try:
         return schedule.run(batch)
     finally:
