@@ -77,10 +77,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--into replaces the whole table, so it goes without --only and --quick")
     names = [name for name in WAYS if args.only is None or name in ("fp32", *args.only)]
     torch.set_num_threads(args.threads)
-    sequences = 8 if args.quick else SEQUENCES
+    sequences = 2 if args.quick else SEQUENCES
     works = {"equal": fpga_encoders.equal(sequences), "ragged": fpga_encoders.ragged(sequences)}
     with tempfile.TemporaryDirectory(prefix="fpga-") as folder:
-        layers, rounds = (2, 2) if args.quick else (LAYERS, 7)
+        layers, rounds = (2, 1) if args.quick else (LAYERS, 7)
         found = fpga_encoders.timed(works, names, layers, rounds, Path(folder), _log)
     bars = [*_encoder_bars(found), *_software_bars()]
     text = markdown(found, bars, machine("benchmarks/fpga_emulator.py") | _about(args.threads))

@@ -204,17 +204,16 @@ def timed(
     model = encoder(layers)
     ready: dict[str, Score] = {}
     found: dict[str, Any] = {}
+    scores: dict[tuple[str, str], np.ndarray[Any, np.dtype[np.float64]]] = {}
     with torch.inference_mode(), _quiet():
         for name in names:
             try:
                 ready[name] = WAYS[name](model, folder)
-                for work in works.values():
-                    ready[name](work)
+                scores |= {(name, kind): _flat(ready[name](work)) for kind, work in works.items()}
             except ImportError:
                 found[name] = NO_PEER
                 ready.pop(name, None)
             say(f"{name}: ready")
-        scores = {(name, kind): _flat(score(work)) for name, score in ready.items() for kind, work in works.items()}
         seconds: dict[tuple[str, str], list[float]] = {key: [] for key in scores}
         for _ in range(rounds):
             for name, kind in scores:
