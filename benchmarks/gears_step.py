@@ -7,16 +7,13 @@ from importlib.util import find_spec
 
 import torch
 
-from benchmarks.gears_common import SMALL, TORCHAO, Bench, Row, Training, Value, fastest
+from benchmarks.gears_common import SMALL, TINY, TORCHAO, Bench, Row, Training, Value, fastest
 from benchmarks.metering_common import median, quantile
 from greentrain import GreenSession
 from greentrain.config.schema import PrecisionConfig
 from greentrain.control.precision.gearbox import GearBox
 from greentrain.control.precision.noise import NoiseProbe
 from recipes.common.model import GPT, Size
-
-TINY = Size(vocab=512, width=64, layers=2, heads=2, context=64)
-"""For FP16, which has no fast product on a CPU: the recipes' model takes 10 s a step there."""
 
 
 def step(bench: Bench) -> list[Row]:
@@ -59,15 +56,16 @@ def shift(bench: Bench) -> list[Row]:
         ),
         Row(case="shift", what="the same: p99", unit="ms", ours=1000 * quantile(session_s, 0.99)),
     ]
+    size = TINY if bench.quick else SMALL
     for one, other in (("bf16", "fp32"), ("bf16", "fp8")):
-        found = _first_steps_s(SMALL, one, other, bench.pick(100, 3))
+        found = _first_steps_s(size, one, other, bench.pick(100, 3))
         for before, after in ((one, other), (other, one)):
             first_s, steady_s = found[f"{after} first"], found[f"{after} steady"]
             rows.append(
                 Row(
                     case="shift",
                     what=f"first step after {before} -> {after}, less a steady one of {1000 * steady_s:.1f} ms;"
-                    f" {_parameters(GPT(SMALL))}, uncompiled",
+                    f" {_parameters(GPT(size))}, uncompiled",
                     unit="CPU ms",
                     ours=1000 * (first_s - steady_s),
                     bar=1.0,
