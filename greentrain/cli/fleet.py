@@ -1,4 +1,4 @@
-"""``greentrain fleet simulate``: policies of a whole cluster on recorded grids.
+"""``greentrain fleet``: policies of a whole cluster on recorded grids, and one plan carried out beside a scheduler.
 
 Exit codes: 0 fine, 1 something is not installed, 2 wrong usage or input, with one line that says what to do.
 """
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from greentrain.cli import completion as complete
-from greentrain.cli.terminal import Commands, JsonOption, console, progress
+from greentrain.cli.terminal import Commands, JsonOption, console, ended_by_signal, progress, say
 from greentrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -127,6 +127,129 @@ def simulate(
         typer.echo(json.dumps(result.to_dict(), indent=1, allow_nan=False))
         return
     console(highlight=False).print(render(result))
+
+
+SpecArgument = Annotated[Path, typer.Argument(help="fleet.yaml: sites, pools, caps, engine.", show_default=False)]
+
+
+@app.command()
+def plan(
+    spec: SpecArgument,
+    out: Annotated[Path, typer.Option(help="Write the plan, its prices and its bound (JSON).")] = Path("plan.json"),
+    declared: Annotated[
+        bool, typer.Option("--declared", help="Plan the jobs of the file alone, as if submitted now; ask no engine.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Plan the jobs that the engine has, tell the plan in words, and change nothing."""
+    from tempfile import TemporaryDirectory
+
+    from greentrain.control.fleet.controller import FleetController
+    from greentrain.control.fleet.engines import Declared, open_engine
+    from greentrain.control.fleet.spec import FleetSpec
+    from greentrain.ledger.fleet_state import FleetState
+    from greentrain.policy.cluster.explain import words
+    from greentrain.utils.files import write_json
+
+    fleet = FleetSpec.read(spec)
+    with TemporaryDirectory(prefix="greentrain-fleet-") as folder:
+        state = FleetState(Path(folder) / "fleet.db")
+        controller = FleetController(fleet, Declared(fleet) if declared else open_engine(fleet), state, dry_run=True)
+        try:
+            controller.start()
+            controller.turn()
+            note = state.now().controller.note
+        finally:
+            controller.close()
+            state.close()
+    found = controller.plan
+    if note:
+        say(f"greentrain: {note}")
+    if found is None:
+        raise ConfigError(
+            f"{spec}: there is no job to plan: tag one for its engine (sbatch --comment"
+            " greentrain:hours=6,deadline_h=24), or declare jobs in the file and say --declared"
+        )
+    write_json(out, found.to_dict())
+    if as_json:
+        typer.echo(json.dumps(found.to_dict(), indent=1, allow_nan=False))
+        return
+    for line in [*words(found), f"{out}: python -m greentrain.policy.check_plan {out}"]:
+        console().print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command()
+def run(
+    spec: SpecArgument,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Change nothing: tell and note what would be done, and why.")
+    ] = False,
+    once: Annotated[bool, typer.Option("--once", help="Look and act once, and end.")] = False,
+) -> None:
+    """Carry out one plan for all jobs beside their scheduler; start with --dry-run. Ctrl-C leaves jobs as they are."""
+    from greentrain.control.fleet.controller import FleetController
+    from greentrain.control.fleet.engines import open_engine
+    from greentrain.control.fleet.spec import FleetSpec
+    from greentrain.ledger.fleet_state import FleetState
+
+    fleet = FleetSpec.read(spec)
+    engine, state = open_engine(fleet), FleetState(fleet.state)
+    controller = FleetController(fleet, engine, state, dry_run=dry_run, tell=lambda text: typer.echo(text))
+    try:
+        controller.start()
+        if once:
+            controller.turn()
+            return
+        with ended_by_signal() as ended:
+            code = controller.run(ended)
+    finally:
+        controller.close()
+        state.close()
+    if code:
+        raise typer.Exit(code)
+
+
+@app.command()
+def explain(
+    job: Annotated[str, typer.Argument(help="Name or id of the job, or how its name begins.", show_default=False)],
+    spec: SpecArgument,
+    as_json: JsonOption = False,
+) -> None:
+    """Say why a job waits or runs, until when, at which prices, and what would change it."""
+    from dataclasses import asdict
+
+    from greentrain.control.fleet.spec import FleetSpec
+    from greentrain.ledger.fleet_state import FleetState
+    from greentrain.policy.cluster.explain import why
+    from greentrain.policy.cluster.problem import Plan
+    from greentrain.types import iso
+
+    state = FleetState(FleetSpec.read(spec).state, read_only=True)
+    try:
+        now, kept = state.now(), state.plan()
+        exact = [one for one in now.jobs if job in (one.name, one.engine_id)]
+        found = exact or [one for one in now.jobs if one.name.startswith(job)]
+        if len(found) != 1:
+            known = ", ".join(one.name for one in found or now.jobs) or "none"
+            raise ConfigError(f"job {job!r} is {'more than one' if found else 'none'} of the fleet's; known: {known}")
+        actions = state.actions(job=found[0].name, most=5)
+    finally:
+        state.close()
+    one, lines, reason = found[0], list[str](), None
+    if kept is not None and one.name in [other["name"] for other in kept["plan"]["problem"]["jobs"]]:
+        reason = why(Plan.from_dict(kept["plan"]), one.name, one.seen_s or kept["t_s"])
+        lines = reason.told()
+    if as_json:
+        told = {"job": asdict(one), "why": None if reason is None else asdict(reason)}
+        typer.echo(json.dumps({**told, "actions": [asdict(action) for action in actions]}, indent=1, allow_nan=False))
+        return
+    alive = "" if now.controller.alive else "; nobody controls the fleet now, so it stays so"
+    head = f"{one.name} is {one.state}" + (f" on {one.nodes} nodes of {one.pool}" if one.state == "running" else "")
+    for line in [
+        f"{head}{alive}.", *lines,
+        *(f"{iso(a.t_s)} {a.verb} {a.what}: {a.reason} [{a.outcome or 'cut off'}]" for a in actions),
+    ]:  # fmt: skip
+        console().print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _event(text: str, site: int) -> "Event":

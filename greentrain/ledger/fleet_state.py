@@ -98,6 +98,10 @@ class FleetJob:
     tokens_left: float | None = None
     tokens: float | None = None
     """All that it trains; None: unknown."""
+    tokens_per_s: float | None = None
+    """Of its row."""
+    seen_s: float | None = None
+    """When its tokens were as they stand here (s since the epoch, UTC)."""
     release_s: float | None = None
     deadline_s: float | None = None
     """(s since the epoch, UTC)."""
@@ -299,8 +303,10 @@ class FleetState:
 
     # -- writing -----------------------------------------------------------------------------------------------
 
-    def take(self, name: str, *, dry_run: bool = False, lease_s: float = LEASE_S, holder: str | None = None) -> None:
-        """Become the controller of the fleet.
+    def take(self, name: str, *, dry_run: bool = False, lease_s: float = LEASE_S, holder: str | None = None) -> float:
+        """Become the controller of the fleet, and return when it was controlled first (s since the epoch).
+
+        A holder of this host whose process is gone loses its place at once, any other one when its lease is over.
 
         Args:
             name: Of the fleet; a file holds one.
@@ -315,22 +321,25 @@ class FleetState:
         holder = holder or f"{socket.gethostname()}:{os.getpid()}"
         with self._transaction(write=True) as ask:
             now_s = self._time_s(ask)
-            ((before,),) = ask("SELECT epoch FROM lease")
+            ((before, epoch_before),) = ask("SELECT holder, epoch FROM lease")
             sql = "UPDATE lease SET holder = ?, epoch = epoch + 1, until_s = ?, beat_s = ?, dry = ?, note = ''"
-            ask(f"{sql} WHERE until_s <= ?", holder, now_s + lease_s, now_s, int(dry_run), now_s)
+            sql += " WHERE epoch = ? AND (until_s <= ? OR ? = 1)"
+            ask(sql, holder, now_s + lease_s, now_s, int(dry_run), epoch_before, now_s, int(_is_gone(before)))
             ((who, epoch, until_s, beat_s),) = ask("SELECT holder, epoch, until_s, beat_s FROM lease")
-            if (who, epoch) != (holder, before + 1):
+            if (who, epoch) != (holder, epoch_before + 1):
                 raise FleetHeldError(
                     f"{who} controls this fleet ({self._shown}), heard of {now_s - beat_s:.0f} s ago; two would undo"
                     f" each other's work: stop it, or wait {until_s - now_s:.0f} s if it is dead"
                 )
-            ask("INSERT INTO fleet (name, value) VALUES ('name', ?) ON CONFLICT (name) DO NOTHING", name)
-            ((known,),) = ask("SELECT value FROM fleet WHERE name = 'name'")
-            if known != name:
+            for key, value in (("name", name), ("begun_s", repr(now_s))):
+                ask("INSERT INTO fleet (name, value) VALUES (?, ?) ON CONFLICT (name) DO NOTHING", key, value)
+            known = dict(ask("SELECT name, value FROM fleet"))
+            if known["name"] != name:
                 raise FleetStateError(
-                    f"{self._shown} is the state of fleet {known!r}, not of {name!r}: name another one"
+                    f"{self._shown} is the state of fleet {known['name']!r}, not of {name!r}: name another"
                 )
         self._epoch, self._lease_s = epoch, lease_s
+        return float(known["begun_s"])
 
     def release(self) -> None:
         """Give the fleet back, so that another controller need not wait. Never raises."""
@@ -495,6 +504,20 @@ class FleetState:
     @staticmethod
     def _next(ask: Callable[..., list[Any]], table: str) -> int:
         return int(ask(f"SELECT COALESCE(MAX(seq), 0) + 1 FROM {table}")[0][0])
+
+
+def _is_gone(holder: str) -> bool:
+    """Return whether a holder was a process of this host that is no more."""
+    host, _, pid = holder.rpartition(":")
+    if host != socket.gethostname() or not pid.isdigit():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def _damaged(error: FleetStateError) -> bool:

@@ -107,6 +107,9 @@ def test_the_commands_and_options_are_these() -> None:
             "--load", "--longest-h", "--out", "--policy", "--respond", "--seed", "--start-day", "--step-s",
             "--trace", "--zones",
         ],
+        "plan": ["--declared", "--json", "--out", "spec"],
+        "run": ["--dry-run", "--once", "spec"],
+        "explain": ["--json", "job", "spec"],
     }  # fmt: skip
     fpga = typer.main.get_group(cli_fpga.app).commands
     assert {name: sorted(option for param in fpga[name].params for option in param.opts) for name in fpga} == {

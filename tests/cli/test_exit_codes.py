@@ -45,6 +45,9 @@ WRONG = {
     "audit": [["--verify", "absent.json"], ["empty", "--key-file", "absent"]],
     "simulate": [["absent.yaml"], ["--run", "absent"], ["zone.yaml", "--trace", "absent.csv"]],
     "fleet simulate": [[], ["--zones", "Atlantis"], ["--trace", "absent.csv"], ["--zones", "FR", "--policy", "best"]],
+    "fleet plan": [["absent.yaml"], ["torn.yaml"]],
+    "fleet run": [["absent.yaml"], ["torn.yaml", "--dry-run"]],
+    "fleet explain": [["gpt", "absent.yaml"]],
     "plan": [["--tokens", "1e9", "--deadline", "48", "--zones", "Atlantis"], ["--tokens", "-1", "--deadline", "48"]],
     "estimate": [
         [*ESTIMATE[1:], "--device", "abacus", "--config", "llama-3-8b"],

@@ -10,6 +10,10 @@ from pathlib import Path
 import pytest
 
 from greentrain import GreenSession
+from greentrain.control.fleet.controller import FleetController
+from greentrain.control.fleet.engines import Declared
+from greentrain.control.fleet.spec import FleetSpec
+from greentrain.ledger.fleet_state import FleetState
 from tests.helpers import tiny_reward_model
 from tests.helpers.command_line import COMMAND, environment, every_command, greentrain, options
 from tests.simulator.grids import wandering
@@ -39,6 +43,8 @@ CALLS = {
     "fleet simulate": [
         "fleet", "simulate", "--trace", "one.csv", "--count", "9", "--days", "1", "--gpus", "32", "--policy", "fcfs"
     ],
+    "fleet plan": ["fleet", "plan", "fleet.yaml", "--declared"],
+    "fleet explain": ["fleet", "explain", "gpt", "fleet.yaml"],
     "plan": ["plan", "--tokens", "1e9", "--deadline", "48", "--zones", "US-CAL-CISO"],
     "estimate": ESTIMATE,
     "launch": ["launch", "--status", "job"],
@@ -67,6 +73,7 @@ WITHOUT = {
     "measure": "its output is the program's; --summary FILE has the figures",
     "event power": "writes one file, whose path it prints",
     "tune pipeline": "prints a file for policy.actions",
+    "fleet run": "goes on until it is ended; fleet explain --json and ui have what it does",
     "daemon": "serves until it is ended; doctor --json has what it allows",
     "serve": "serves until it is ended; /metrics and the API have the figures",
     "config schema": "prints JSON as it is",
@@ -96,6 +103,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             time.sleep(0.1)
             green.step(tokens=10)
     (path / "actions.yaml").write_text(YAML, encoding="utf-8")
+    (path / "fleet.yaml").write_text(
+        "name: east\nsites: [{name: here, carbon: {signal: typical, zone: US-CAL-CISO}}]\n"
+        "pools: [{name: gpu, site: here, nodes: 4}]\njobs: [{name: gpt, hours: 1, deadline_h: 3}]\n",
+        encoding="utf-8",
+    )
+    fleet, state = FleetSpec.read(path / "fleet.yaml"), FleetState(path / "fleet.db")
+    controller = FleetController(fleet, Declared(fleet), state)
+    controller.start()
+    controller.turn()
+    controller.close()
+    state.close()
     (path / "plan.yaml").write_text(
         "carbon: {signal: typical, zone: US-CAL-CISO}\n"
         "policy: {name: mpc, tokens: 5e7, deadline_h: 24, actions: actions.yaml}\n",

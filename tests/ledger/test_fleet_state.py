@@ -42,7 +42,7 @@ def postgres() -> Iterator[str]:
             capture_output=True, check=False, text=True, cwd="/", **user,
         )  # fmt: skip
         assert made.returncode == 0, made.stderr
-        words = [programs / "postgres", "-D", data, "-k", name, "-c", "listen_addresses=", "-c", "fsync=off"]
+        words = [str(programs / "postgres"), "-D", data, "-k", name, "-c", "listen_addresses=", "-c", "fsync=off"]
         with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, cwd="/", **user) as server:
             assert server.stderr is not None
             try:

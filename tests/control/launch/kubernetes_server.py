@@ -83,7 +83,8 @@ class FakeKubernetes:
         with self._lock:
             try:
                 code, found = 200, self._do(verb, handler.path, handler.headers.get("Content-Type", ""), body)
-                self.wrong += errors(found, definition_of(found))
+                for thing in found.get("items", [found]):
+                    self.wrong += errors(thing, definition_of(thing))
                 headers: Mapping[str, str] = {}
             except Refusal as refusal:
                 code, headers = refusal.code, refusal.headers
@@ -104,6 +105,8 @@ class FakeKubernetes:
             raise self.faults.pop(0)
         path, _, query = urlsplit(url).path, None, parse_qs(urlsplit(url).query)
         parts = path.strip("/").split("/")
+        if len(parts) == 6 and parts[5] == "jobs" and verb == "get":
+            return self._list(parts[4], query)
         if len(parts) != 7 or parts[0] != "apis" or parts[3] != "namespaces":
             raise Refusal(404, f"no such path {path}")
         group, version, namespace, resource, name = parts[1], parts[2], parts[4], parts[5], parts[6]
@@ -142,6 +145,17 @@ class FakeKubernetes:
             self.patches.append(change["spec"])
             self._react(thing)
         return patched
+
+    def _list(self, namespace: str, query: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+        """Return the Jobs that have a label (JobList of batch/v1)."""
+        self.used.add(("list", "batch", "jobs", ""))
+        self.wrong += [f"a list has no query parameter {key}" for key in query if key not in ("labelSelector", "limit")]
+        (label,) = query["labelSelector"]
+        found = [
+            deepcopy(thing) for (kind, where, _), thing in self.things.items() if (kind, where) == ("jobs", namespace)
+        ]
+        found = [thing for thing in found if label in (thing["metadata"].get("labels") or {})]
+        return {"apiVersion": "batch/v1", "kind": "JobList", "metadata": {}, "items": found}
 
     def _check(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
         """Refuse what the validation of a Job refuses: completions change with parallelism alone (KEP-3715)."""

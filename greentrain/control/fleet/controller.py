@@ -1,0 +1,497 @@
+"""The controller of a fleet: looks at the engine, plans anew where something happened, carries out the differences.
+
+::
+
+    look at the engine --an arrival, an end, a failure, a cap, a new hour--> plan --differences--> note, do, conclude
+
+What it does depends on what the engine says now, never on what it did before: one that was killed goes on where it was,
+and does nothing twice. While nobody controls, jobs go on as they are. What it cannot note it does not do.
+"""
+
+import json
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from greentrain.carbon.replayed import GridTime
+from greentrain.config.schema import CarbonConfig
+from greentrain.control.demand import FOLDER, PowerEvent
+from greentrain.control.fleet.engines import Engine, EngineError, EngineView
+from greentrain.control.fleet.planning import Grids, Known, SiteEvent, known, pool_of, problem
+from greentrain.control.fleet.spec import FleetSpec, JobTerms
+from greentrain.errors import CarbonSignalError, ConfigError, GreenTrainError
+from greentrain.ledger.fleet_state import LEASE_S, FleetHeldError, FleetJob, FleetSample, FleetState
+from greentrain.policy.cluster.explain import why
+from greentrain.policy.cluster.planner import solve
+from greentrain.policy.cluster.problem import OFF, Array, Plan, Row
+from greentrain.types import J_PER_KWH, S_PER_HOUR, Provenance, iso
+from greentrain.utils.files import write_json
+from greentrain.utils.yaml_file import read
+
+HOURS_AHEAD: Final = 15 * 24
+POLL_S: Final = 1.0
+"""How often demand response is looked for (s), as jobs do."""
+CAP_FILE: Final = "fleet.json"
+"""In the folder ``events`` of a run: its power event from the fleet."""
+RETRY_TURNS: Final = 5
+"""Looks after which what was refused is tried again."""
+_OWN: Final = ("hold", "requeue")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    """One difference between what is and what the plan says."""
+
+    job: Known
+    verb: str
+    what: str
+    do: Callable[[], None]
+
+
+class FleetController:
+    """Controls one fleet; what is asked of it goes through one thread.
+
+    Args:
+        spec: The fleet.
+        engine: Its scheduler.
+        state: Where it notes what it does; taken with :meth:`start`.
+        dry_run: Whether it only notes, and tells, what it would do.
+        tell: Shows a line to people.
+        clock: Returns the time (s since the epoch).
+    """
+
+    def __init__(
+        self,
+        spec: FleetSpec,
+        engine: Engine,
+        state: FleetState,
+        *,
+        dry_run: bool = False,
+        tell: Callable[[str], None] = lambda text: None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._spec, self._engine, self._state, self._dry, self._tell, self._clock = (
+            spec, engine, state, dry_run, tell, clock
+        )  # fmt: skip
+        self._grids = Grids(spec)
+        self._time = GridTime(unix_s=0.0, grid_s=0.0)
+        self._jobs: dict[str, FleetJob] = {}
+        self._known: list[Known] = []
+        self.plan: Plan | None = None
+        """The plan of now; None: there was nothing to plan yet."""
+        self._seen: tuple[Any, ...] = ()
+        self._hours: list[Array] = []
+        self._tried: dict[tuple[str, str, str], int] = {}
+        self._turn = 0
+        self._sampled_s: float | None = None
+        self._files: dict[Path, tuple[int, SiteEvent | None]] = {}
+        self._asked: frozenset[Any] = frozenset()
+
+    def start(self, lease_s: float = LEASE_S) -> None:
+        """Take the fleet, and go on where the last controller was.
+
+        Args:
+            lease_s: How long its place is kept when it says nothing (s).
+
+        Raises:
+            FleetHeldError: Another controller has it.
+            FleetStateError: The state cannot be written.
+        """
+        begun_s = self._state.take(self._spec.name, dry_run=self._dry, lease_s=lease_s)
+        carbon = CarbonConfig(signal="typical", replay_start=self._spec.replay_start, speed=self._spec.speed)
+        self._time = GridTime.of(carbon, begun_s)
+        self._jobs = {job.name: job for job in self._state.now().jobs}
+        for action in self._state.unknown():
+            self._state.conclude(action.seq, "unknown: the controller was cut off; the engine was asked anew")
+
+    def close(self) -> None:
+        """Give the fleet back; its jobs go on as they are."""
+        self._state.release()
+        self._grids.close()
+
+    def run(self, ended: threading.Event) -> int:
+        """Control until an event is set.
+
+        Returns:
+            0, or 1 where another controller has taken the fleet.
+        """
+        said = ""
+        while not ended.is_set():
+            try:
+                self.turn()
+                said = ""
+            except FleetHeldError as error:
+                self._tell(f"{error}")
+                return 1
+            except Exception as error:  # the jobs go on as they are, and the next look may do better
+                if said != (
+                    said := f"nothing was changed: {error if isinstance(error, GreenTrainError) else repr(error)}"
+                ):
+                    self._tell(said)
+            end_s = time.monotonic() + self._spec.every_s
+            while (left_s := end_s - time.monotonic()) > 0 and not ended.wait(min(POLL_S, left_s)):
+                if self._events(self._now_s())[1]:
+                    break
+        return 0
+
+    def turn(self) -> None:
+        """Look, plan where something happened, and carry out the differences.
+
+        Raises:
+            FleetHeldError: Another controller has taken the fleet.
+            FleetStateError: The state cannot be written; nothing was done that is not noted.
+        """
+        self._turn += 1
+        now_s = self._now_s()
+        events, new = self._events(now_s)
+        if new:  # before anything else: a plan may take seconds, and the engine may not answer
+            self._asked = frozenset(events)
+            self._do([step for job in self._known for step in self._caps(job, events, now_s, at_once=True)], now_s)
+        try:
+            view = self._engine.look()
+        except EngineError as error:
+            self._state.write(note=f"the engine does not answer: {error}")
+            raise
+        notes, view = self._recognize(view, now_s)
+        try:
+            reason = self._happened(view, events, now_s)
+            if reason:
+                self._replan(view, events, now_s)
+        except CarbonSignalError as error:
+            reason, notes = "", [*notes, str(error)]
+        jobs = [self._noted(job, now_s) for job in self._known]
+        self._jobs = {job.name: job for job in jobs}
+        self._state.write(
+            jobs=jobs,
+            plan=(reason, self.plan.to_dict()) if reason and self.plan is not None else None,
+            samples=self._samples(now_s, events),
+            note="; ".join(notes),
+        )
+        self._do(self._differences(events, now_s), now_s)
+
+    # -- what is -----------------------------------------------------------------------------------------------
+
+    def _now_s(self) -> float:
+        return self._time.at(self._clock())
+
+    def _recognize(self, view: EngineView, now_s: float) -> tuple[list[str], EngineView]:
+        """Note the jobs of the fleet; return what is wrong with those that are left alone, and that they have nodes."""
+        declared = {job.name: job for job in self._spec.jobs}
+        found, notes, taken = [], [], dict(view.taken)
+        for job in view.jobs:
+            name = job.id if job.name in ("", job.id) else f"{job.name}-{job.id}"
+            try:
+                terms = declared.get(job.name) or declared.get(job.id) or JobTerms.of_tag(job.tag)
+                if terms is None or job.state in ("done", "failed"):
+                    continue
+                state = job.state
+                if state == "stopped":  # by us, or by its user, whose word counts
+                    last = self._state.actions(job=name, most=1)
+                    if not (last and last[0].verb in _OWN and not last[0].dry_run):
+                        continue
+                    state = "held"
+                start_s = None if job.start_s is None else self._time.at(job.start_s)
+                job = replace(job, state=state, submit_s=self._time.at(job.submit_s), start_s=start_s)
+                one = known(self._spec, job, terms, name, self._jobs.get(name), now_s)
+                if state == "running" and self._row(one) is None:
+                    raise ConfigError(f"it runs on {job.nodes} nodes of {job.partition!r}, of which it has no row")
+            except ConfigError as error:
+                notes.append(f"{name} is left alone: {error}")
+                if job.state in ("running", "ending"):
+                    taken[job.partition] = taken.get(job.partition, 0) + job.nodes
+                continue
+            found.append(one)
+        self._known = found
+        return notes, replace(view, taken=taken)
+
+    def _row(self, job: Known) -> Row | None:
+        """Return the row that a job runs in, as far as anybody can tell; None: it does not run."""
+        if job.engine.state != "running":
+            return None
+        pool = pool_of(self._spec, job.engine) or job.rows[0].pool
+        index = job.row(job.engine.nodes, pool, self._told_cap(job))
+        index = job.row(job.engine.nodes, pool) if index is None else index
+        return None if index is None else job.rows[index]
+
+    def _told_cap(self, job: Known) -> float:
+        found = _cap_file(job)
+        return 1.0 if found is None else found[0]
+
+    def _noted(self, job: Known, now_s: float) -> FleetJob:
+        before, row = self._jobs.get(job.name), self._row(job)
+        wants = None if self.plan is None or job.name not in _names(self.plan) else why(self.plan, job.name, now_s)
+        action = None if row is None else job.actions[job.rows.index(row)]
+        pool = pool_of(self._spec, job.engine) or ""
+        waits = job.engine.state != "running" and wants is not None
+        return FleetJob(
+            name=job.name,
+            state=job.engine.state,
+            user=job.engine.user,
+            waits_for=""
+            if not waits or wants is None
+            else ("nodes: the plan runs it now" if wants.row else wants.reason()),
+            until_s=wants.starts_s if waits and wants is not None else None,
+            since_s=before.since_s if before is not None and before.state == job.engine.state else now_s,
+            row="" if row is None else row.name,
+            site=next((one.site for one in self._spec.pools if one.name == pool), ""),
+            pool=pool,
+            nodes=job.engine.nodes,
+            gear="" if action is None else str(action.gear),
+            cap=None if action is None or action.cap == 1.0 else action.cap,
+            power_w=job.power_w if job.power_w is not None else (None if row is None else row.power_w),
+            basis=_basis(job, row),
+            tokens_left=job.tokens_left,
+            tokens=job.tokens,
+            tokens_per_s=0.0 if row is None else row.tokens_per_s,
+            seen_s=now_s,
+            release_s=job.engine.submit_s,
+            deadline_s=job.deadline_s,
+            late=wants is not None and wants.missed,
+            engine_id=job.engine.id,
+        )
+
+    def _samples(self, now_s: float, events: Sequence[SiteEvent]) -> list[FleetSample]:
+        found = []
+        passed_s = None if self._sampled_s is None else now_s - self._sampled_s
+        self._sampled_s = now_s
+        for i, site in enumerate(self._spec.sites):
+            there = [
+                (j, row) for j in self._known if (row := self._row(j)) is not None and self._site(row) == site.name
+            ]
+            values = [j.power_w if j.power_w is not None else row.power_w for j, row in there]
+            power_w = sum(values) * site.carbon.pue
+            g_per_kwh = float(self._hours[i][0]) if self._hours else None
+            grams = None if passed_s is None or g_per_kwh is None else power_w * passed_s * g_per_kwh / J_PER_KWH
+            measured = bool(there) and all(j.power_w is not None for j, _ in there)
+            basis = Provenance.MEASURED if measured else Provenance.MODELLED
+            cap_w = min(
+                [math.inf if site.power_cap_w is None else site.power_cap_w, *self._caps_now(site.name, events, now_s)]
+            )
+            found.append(
+                FleetSample(
+                    t_s=now_s, site=site.name, power_w=power_w, basis=basis.value, g_per_kwh=g_per_kwh, grams=grams,
+                    cap_w=None if math.isinf(cap_w) else cap_w,
+                )
+            )  # fmt: skip
+        return found
+
+    def _site(self, row: Row) -> str:
+        return next(pool.site for pool in self._spec.pools if pool.name == row.pool)
+
+    # -- demand response ---------------------------------------------------------------------------------------
+
+    def _events(self, now_s: float) -> tuple[list[SiteEvent], bool]:
+        """Return the events that hold or will, and whether those that hold are others than before."""
+        folder, seen = Path(self._spec.events), dict[Path, tuple[int, SiteEvent | None]]()
+        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+            if path.suffix in (".json", ".yaml", ".yml") and not path.name.startswith("."):
+                try:
+                    stat = path.stat()
+                    old = self._files.get(path)
+                    seen[path] = (
+                        old
+                        if old is not None and old[0] == stat.st_mtime_ns
+                        else (stat.st_mtime_ns, self._read(path, stat.st_mtime))
+                    )
+                except OSError:
+                    continue
+        self._files = seen
+        found = [one for _, one in seen.values() if one is not None and one.event.end_s > now_s]
+        holds = frozenset(one for one in found if one.event.start_s <= now_s)
+        return found, holds != frozenset(one for one in self._asked if one.event.start_s <= now_s < one.event.end_s)
+
+    def _read(self, path: Path, written_s: float) -> SiteEvent | None:
+        try:
+            data = dict(read(path, "power event") or {})
+            site = data.pop("site", None)
+            if site is not None and site not in (names := [one.name for one in self._spec.sites]):
+                raise ConfigError(f"{path}: site is {site!r}; known: {', '.join(names)}")
+            return SiteEvent(event=PowerEvent.of(data, str(path), self._time.at(written_s)), site=site)
+        except (ConfigError, TypeError, ValueError) as error:
+            self._tell(f"a power event is left out: {error}")
+            return None
+
+    def _caps_now(self, site: str, events: Sequence[SiteEvent], now_s: float) -> list[float]:
+        own = next(
+            math.inf if one.power_cap_w is None else one.power_cap_w for one in self._spec.sites if one.name == site
+        )
+        return [e.cap_w(own) for e in events if e.site in (None, site) and e.event.start_s <= now_s < e.event.end_s]
+
+    def _caps(self, job: Known, events: Sequence[SiteEvent], now_s: float, *, at_once: bool) -> list[_Step]:
+        """Return what has to be told to the run of a job, for it to keep to its share of power."""
+        row = self._row(job)
+        if row is None or job.terms.run is None:
+            return []
+        share, until_s = 1.0, now_s
+        planned = self._planned(job, now_s)
+        if planned is not None and not at_once:
+            share, until_s = job.actions[job.rows.index(planned[0])].cap, planned[1]
+        site = self._site(row)
+        holding = [e for e in events if e.site in (None, site) and e.event.start_s <= now_s < e.event.end_s]
+        running = [r for j in self._known if (r := self._row(j)) is not None and self._site(r) == site]
+        pue = next(one.carbon.pue for one in self._spec.sites if one.name == site)
+        full_w = sum(r.power_w for r in running) * pue
+        cap_w = min(self._caps_now(site, events, now_s), default=math.inf)
+        if holding and (at_once or math.isinf(cap_w) or full_w > cap_w):
+            asked = min(min(1.0, e.event.share(full_w)) for e in holding)
+            if asked < share:
+                share, until_s = asked, max(e.event.end_s for e in holding)
+        known_cap = _cap_file(job)
+        real_end_s = self._time.real(until_s)
+        if share >= 1.0:
+            return [] if known_cap is None else [_Step(job=job, verb="cap", what="lifted", do=lambda: _lift(job))]
+        if known_cap is not None and abs(known_cap[0] - share) < 1e-6 and known_cap[1] >= real_end_s:
+            return []
+        hours = max(
+            0.01, (real_end_s - self._clock()) / S_PER_HOUR + 1.0
+        )  # longer, and renewed: a late plan lifts none
+        reason = holding[0].event.reason or "a power event" if holding and share < 1.0 else "the plan of the fleet"
+        return [
+            _Step(
+                job=job,
+                verb="cap",
+                what=f"to {share:.0%} until {iso(until_s)}",
+                do=lambda: _cap(job, share, hours, reason),
+            )
+        ]
+
+    # -- what should be ----------------------------------------------------------------------------------------
+
+    def _happened(self, view: EngineView, events: Sequence[SiteEvent], now_s: float) -> str:
+        """Return why a new plan is needed; empty: the old one stands."""
+        seen = (
+            tuple((job.name, job.engine.state == "running" and job.engine.nodes) for job in self._known),
+            (tuple(view.nodes_up.items()), tuple(view.taken.items())),
+            frozenset(events),
+            math.floor(now_s / S_PER_HOUR),
+        )
+        before, self._seen = self._seen, seen
+        if not self._known:
+            self.plan = None
+            return ""
+        if self.plan is None or not before:
+            return "the first plan"
+        words = ("a job came, went or changed", "nodes came or went", "demand response", "a new hour and its forecast")
+        changed = [word for word, a, b in zip(words, before, seen, strict=True) if a != b]
+        if not changed and any(self._planned(job, now_s) is None and self._never(job, now_s) for job in self._known):
+            changed = ["a job has more left than was planned"]
+        return ", ".join(changed)
+
+    def _never(self, job: Known, now_s: float) -> bool:
+        assert self.plan is not None
+        found = why(self.plan, job.name, now_s)
+        return found.starts_s is None and not found.row and not found.missed
+
+    def _replan(self, view: EngineView, events: Sequence[SiteEvent], now_s: float) -> None:
+        self._hours = self._grids.hours(now_s, HOURS_AHEAD)
+        new = problem(self._spec, self._known, view, self._hours, events, now_s)
+        warm = None if self.plan is None else self.plan.prices.carried(self.plan.problem, new)
+        self.plan = solve(new, warm)
+
+    def _planned(self, job: Known, now_s: float) -> tuple[Row, float] | None:
+        """Return the row of the plan for a job now, and until when it stays (s, fleet's time); None: it is off."""
+        if self.plan is None or job.name not in (names := _names(self.plan)):
+            return None
+        edges_s, index = self.plan.problem.edges_s, names.index(job.name)
+        step = next((i for i in range(self.plan.problem.steps) if edges_s[i] <= now_s < edges_s[i + 1]), None)
+        if step is None or (row := int(self.plan.rows[index, step])) == OFF:
+            return None
+        end = next((i for i in range(step, self.plan.problem.steps) if self.plan.rows[index, i] != row), None)
+        return self.plan.problem.jobs[index].rows[row], float(edges_s[self.plan.problem.steps if end is None else end])
+
+    def _differences(self, events: Sequence[SiteEvent], now_s: float) -> list[_Step]:
+        first, then, caps = [], [], []
+        for job in self._known if self.plan is not None else ():
+            if job.name not in _names(self.plan):
+                continue
+            planned, state = self._planned(job, now_s), job.engine.state
+            if planned is None:
+                if state == "queued":
+                    first.append(_Step(job=job, verb="hold", what="", do=self._hold(job)))
+                elif state == "running" and job.terms.restart:
+                    first.append(_Step(job=job, verb="requeue", what="ended, and held", do=self._hold(job)))
+                continue
+            row = planned[0]
+            pool = next(one for one in self._spec.pools if one.name == row.pool)
+            partition = pool.partition or pool.name
+            differs = (row.nodes, partition) != (job.engine.nodes, job.engine.partition)
+            what = f"on {row.nodes} nodes of {pool.name}"
+            if state == "held" or (state == "queued" and differs):
+                verb = "resize" if differs and state == "queued" else "release"
+                do = self._release(job, row.nodes, partition)
+                then.append(_Step(job=job, verb=verb, what=what, do=do))
+            elif state == "running" and differs and job.terms.restart:
+                first.append(_Step(job=job, verb="requeue", what=f"to go {what}", do=self._hold(job)))
+            caps += self._caps(job, events, now_s, at_once=False)
+        return first + then + caps
+
+    def _hold(self, job: Known) -> Callable[[], None]:
+        return lambda: self._engine.hold(job.engine)
+
+    def _release(self, job: Known, nodes: int, partition: str) -> Callable[[], None]:
+        return lambda: self._engine.release(job.engine, nodes, partition)
+
+    def _do(self, steps: Sequence[_Step], now_s: float) -> None:
+        """Note each, do it, and note what came of it; what was told or refused lately is not told again."""
+        current = {(step.job.name, step.verb, step.what) for step in steps}
+        keep = self._turn if self._dry else RETRY_TURNS
+        self._tried = {k: at for k, at in self._tried.items() if k in current and self._turn - at < keep}
+        for step in steps:
+            key = step.job.name, step.verb, step.what
+            if key in self._tried:
+                continue
+            self._tried[key] = self._turn
+            reason = "demand response" if self.plan is None or step.job.name not in _names(self.plan) else (
+                why(self.plan, step.job.name, now_s).reason()
+            )  # fmt: skip
+            seq = self._state.intend(
+                step.job.name, step.verb, t_s=now_s, what=step.what, reason=reason, dry_run=self._dry
+            )
+            outcome = "would be done" if self._dry else "done"
+            if not self._dry:
+                try:
+                    step.do()
+                except (GreenTrainError, OSError) as error:
+                    outcome = f"refused: {error}"
+                self._state.conclude(seq, outcome)
+            self._tell(f"{iso(now_s)} {step.verb} {step.job.name} {step.what}: {reason} [{outcome}]")
+
+
+def _names(plan: Plan | None) -> list[str]:
+    return [] if plan is None else [job.name for job in plan.problem.jobs]
+
+
+def _basis(job: Known, row: Row | None) -> str:
+    if job.power_w is not None:
+        return Provenance.MEASURED.value
+    return (Provenance.MISSING if row is None else Provenance.MODELLED).value
+
+
+def _cap_path(job: Known) -> Path:
+    return Path(job.terms.run or "") / FOLDER / CAP_FILE
+
+
+def _cap_file(job: Known) -> tuple[float, float] | None:
+    """Return the share that a run was told last, and until when (s since the epoch); None: none."""
+    if job.terms.run is None:
+        return None
+    try:
+        path = _cap_path(job)
+        data = json.loads(path.read_text(encoding="utf-8"))
+        return float(data["percent"]) / 100, path.stat().st_mtime + float(data["hours"]) * S_PER_HOUR
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _cap(job: Known, share: float, hours: float, reason: str) -> None:
+    path = _cap_path(job)
+    path.parent.mkdir(exist_ok=True)
+    write_json(path, {"percent": round(share * 100, 4), "hours": hours, "reason": f"the fleet: {reason}"})
+
+
+def _lift(job: Known) -> None:
+    _cap_path(job).unlink(missing_ok=True)

@@ -1,0 +1,349 @@
+"""What is left of a fleet's jobs, as the planner of a cluster takes it: rows, tokens, deadlines, grids, caps, nodes."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from greentrain.carbon.detect import open_signal
+from greentrain.control.demand import PowerEvent
+from greentrain.control.fleet.engines import EngineJob, EngineView
+from greentrain.control.fleet.spec import FleetSpec, JobTerms, PoolSpec, deadline_s
+from greentrain.control.plan.planner import GridOutlook
+from greentrain.errors import CarbonSignalError, ConfigError
+from greentrain.ledger.fleet_state import FleetJob
+from greentrain.ledger.journal import last_record
+from greentrain.policy.action_sources import read_actions
+from greentrain.policy.action_table import Action
+from greentrain.policy.cluster.problem import Array, ClusterJob, Pool, Problem, Row, Site
+from greentrain.policy.menu import OFF, Menu
+from greentrain.types import S_PER_HOUR
+from greentrain.utils.never_raise import call_if_present
+
+HORIZON_H: Final = 14 * 24
+"""Furthest that a plan looks (h): weather is not forecast further, and a profile repeats."""
+LATE: Final = 1.1
+"""A job past its deadline gets a new one: now and so many times the shortest time that it needs, and two hours."""
+TIGHT_S: Final = 12 * S_PER_HOUR
+"""A deadline that leaves less over the shortest time that a job needs is no edge's to round (s)."""
+LEFT: Final = 0.02
+"""Least share of its work that a job which still runs is thought to have left: who said its length was wrong."""
+FRESH_S: Final = 120.0
+"""A journal whose last entry is older says nothing of the power of now (s): entries last ten seconds at most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """A job of the engine, with all that a plan needs."""
+
+    name: str
+    """Of the fleet: unique, and for people."""
+    engine: EngineJob
+    terms: JobTerms
+    rows: tuple[Row, ...]
+    actions: tuple[Action, ...]
+    """Of each row."""
+    tokens: float
+    tokens_left: float
+    deadline_s: float
+    power_w: float | None = None
+    """Measured IT power of the whole job (W); None: nobody measures it."""
+
+    def row(self, nodes: int, pool: str, cap: float | None = None) -> int | None:
+        """Return the fastest row of a width in a pool, with a cap where one is named; None: there is none."""
+        found = [
+            i
+            for i, (row, action) in enumerate(zip(self.rows, self.actions, strict=True))
+            if (row.nodes, row.pool) == (nodes, pool) and cap in (None, action.cap)
+        ]
+        return max(found, key=lambda i: self.rows[i].tokens_per_s, default=None)
+
+
+def rows_of(spec: FleetSpec, terms: JobTerms, job: EngineJob) -> tuple[tuple[Row, ...], tuple[Action, ...]]:
+    """Return the rows that a job may be given, and their actions.
+
+    What a fleet can tell a job is where and how wide it starts, and a cap where GreenTrain runs in it (``run``); its
+    gear is its own decision: that of the table's fastest row is planned with there, of the usual one elsewhere.
+
+    Args:
+        spec: The fleet.
+        terms: Of the job.
+        job: What the engine says of it.
+
+    Raises:
+        ConfigError: Its table has no row that it may use.
+    """
+    rows: list[Row] = []
+    actions: list[Action] = []
+    low, high = terms.widths or (job.nodes, job.nodes)
+    for pool in spec.pools_of(terms, job.partition):
+        menu = _menu(spec, terms, pool)
+        gear = menu.actions[menu.static if terms.run is None else menu.fastest]
+        assert gear is not None
+        nodes = -(-menu.width // pool.ranks_per_node)
+        fits = [
+            i
+            for i, action in enumerate(menu.actions)
+            if action is not None and action.gear == gear.gear and (terms.run is not None or action.cap == 1.0)
+        ]
+        chosen: set[int] = set()
+        for least, most in ((low, high), (job.nodes, job.nodes)):  # a width that it has now is one to stay in, too
+            some = np.array([OFF, *(i for i in fits if least <= nodes[i] <= min(most, pool.nodes))])
+            chosen |= {int(some[i]) for i in menu.only(some).hull} - {OFF} if len(some) > 1 else set()
+        for i in sorted(chosen):
+            action = menu.actions[i]
+            assert action is not None
+            count = int(nodes[i])
+            power_w = max(0.0, float(menu.power_w[i]) - count * pool.idle_w)
+            speed = float(menu.tokens_per_s[i])
+            rows.append(Row(name=str(action), pool=pool.name, nodes=count, tokens_per_s=speed, power_w=power_w))
+            actions.append(action)
+    if not rows:
+        asked = f"{low}" if low == high else f"{low} to {high}"
+        raise ConfigError(f"its table of actions has no row for {asked} nodes; name another with actions=FILE")
+    return tuple(rows), tuple(actions)
+
+
+def _menu(spec: FleetSpec, terms: JobTerms, pool: PoolSpec) -> Menu:
+    for where in (terms.actions, terms.run, pool.actions, spec.actions):
+        if where is not None:
+            try:
+                return Menu.of(read_actions(where).table)
+            except ConfigError:
+                if where is not terms.run:  # a run that has not measured its gears yet has no table
+                    raise
+    raise AssertionError  # the fleet has one
+
+
+def known(spec: FleetSpec, job: EngineJob, terms: JobTerms, name: str, before: FleetJob | None, now_s: float) -> Known:
+    """Return a job with what is left of it: as its run says, else by the row that it was in since it was seen last.
+
+    Args:
+        spec: The fleet.
+        job: What the engine says of it.
+        terms: Of the job.
+        name: Its name in the fleet.
+        before: What was noted of it last; None: it is new.
+        now_s: Now (s since the epoch, UTC, in the fleet's time).
+
+    Raises:
+        ConfigError: Its terms or its table are wrong.
+    """
+    rows, actions = rows_of(spec, terms, job)
+    asked = [row.tokens_per_s for row in rows if row.nodes == job.nodes] or [row.tokens_per_s for row in rows]
+    tokens = terms.tokens if terms.tokens is not None else (terms.hours or 0.0) * S_PER_HOUR * max(asked)
+    left, seen_s = tokens, job.start_s or now_s
+    if before is not None and before.tokens is not None and before.tokens_left is not None:
+        tokens, left = before.tokens, before.tokens_left
+        seen_s = before.seen_s or now_s
+        if before.state != "running" and job.start_s is not None:
+            seen_s = max(seen_s, job.start_s)
+    done, power_w = (None, None) if terms.run is None else run_facts(Path(terms.run), now_s)
+    found = Known(
+        name=name,
+        engine=job,
+        terms=terms,
+        rows=rows,
+        actions=actions,
+        tokens=tokens,
+        tokens_left=left,
+        deadline_s=deadline_s(terms, job.submit_s, tokens / max(row.tokens_per_s for row in rows)),
+        power_w=power_w,
+    )
+    index = found.row(job.nodes, pool_of(spec, job) or rows[0].pool) if job.state == "running" else None
+    rate = (before.tokens_per_s or 0.0) if before is not None and before.state == "running" else 0.0
+    rate = rate if index is None or rate else rows[index].tokens_per_s
+    left = left - rate * max(0.0, now_s - seen_s) if done is None else tokens - done
+    return replace(found, tokens_left=max(left, (LEFT if job.state == "running" else 1e-6) * tokens))
+
+
+def run_facts(folder: Path, now_s: float) -> tuple[float | None, float | None]:
+    """Return the tokens that a run has trained, and the IT power of its newest entries (W); None: nobody knows.
+
+    Args:
+        folder: Run folder.
+        now_s: Now (s since the epoch, UTC).
+    """
+    power_w: list[float] = []
+    tokens = None
+    for path in sorted(folder.glob("rank-*.jsonl")):
+        record = last_record(path)
+        if record is None:
+            return tokens, None
+        try:
+            if record.get("kind") == "close":
+                tokens = float(record["totals"]["tokens"]) if path.name == "rank-00000.jsonl" else tokens
+                continue
+            seconds = float(record["t1"]) - float(record["t0"])
+            devices = record["devices"].values()
+            if seconds > 0 and now_s - record["t1"] < FRESH_S and all(d["prov"] != "missing" for d in devices):
+                power_w.append(sum(float(device["j"]) for device in devices) / seconds)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return tokens, None
+    return tokens, sum(power_w) if power_w else None
+
+
+class Grids:
+    """The grids of all sites, in the fleet's time.
+
+    Args:
+        spec: The fleet.
+
+    Raises:
+        CarbonSignalError: A signal cannot be built.
+    """
+
+    def __init__(self, spec: FleetSpec) -> None:
+        self._signals = [open_signal(site.carbon) for site in spec.sites]
+        self._outlooks = [GridOutlook(signal) for signal in self._signals]
+        for signal in self._signals:
+            call_if_present(signal, "start")
+
+    def hours(self, now_s: float, hours: int) -> list[Array]:
+        """Return the running hour and those after it of each site (g/kWh).
+
+        Args:
+            now_s: Now (s since the epoch, UTC, in the fleet's time).
+            hours: How many.
+
+        Raises:
+            CarbonSignalError: A signal knows nothing of now, and nothing of before.
+        """
+        found = []
+        for outlook, signal in zip(self._outlooks, self._signals, strict=True):
+            _, ahead = outlook.at(math.floor(now_s / S_PER_HOUR) * S_PER_HOUR, hours * S_PER_HOUR)
+            if np.isnan(ahead).all():
+                problem = getattr(signal, "problem", "") or "it knows nothing of now nor of before"
+                raise CarbonSignalError(f"the grid of {signal.describe()['zone']}: {problem}; see carbon.fallback")
+            found.append(np.where(np.isnan(ahead), np.nanmean(ahead), ahead))
+        return found
+
+    def close(self) -> None:
+        """Close the signals."""
+        for signal in self._signals:
+            call_if_present(signal, "close")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteEvent:
+    """A demand-response event, in the fleet's time."""
+
+    event: PowerEvent
+    site: str | None = None
+    """None: all sites."""
+
+    def cap_w(self, cap_w: float) -> float:
+        """Return what it leaves of a cap (W)."""
+        return self.event.power_w if self.event.power_w is not None else cap_w * (self.event.percent or 0.0) / 100
+
+
+def problem(
+    spec: FleetSpec,
+    jobs: Sequence[Known],
+    view: EngineView,
+    g_per_kwh: Sequence[Array],
+    events: Sequence[SiteEvent],
+    now_s: float,
+) -> Problem:
+    """Return what is left to be done, as the planner takes it.
+
+    Args:
+        spec: The fleet.
+        jobs: All jobs that wait or run.
+        view: What the engine says of nodes.
+        g_per_kwh: Hours of each site, the running one first.
+        events: Demand response.
+        now_s: Now (s since the epoch, UTC, in the fleet's time).
+    """
+    due = [_due_s(job, now_s) for job in jobs]
+    edges_s = edges(now_s, due, [_need_s(job) for job in jobs], [one.event for one in events])
+    begin = np.floor(edges_s[:-1] / S_PER_HOUR + 1e-9).astype(int) - math.floor(now_s / S_PER_HOUR)
+    end = np.maximum(begin + 1, np.ceil(edges_s[1:] / S_PER_HOUR - 1e-9).astype(int) - math.floor(now_s / S_PER_HOUR))
+    sites = []
+    for site, hours in zip(spec.sites, g_per_kwh, strict=True):
+        last = len(hours) - 1
+        means = np.array(
+            [hours[min(a, last) : max(min(a, last) + 1, b)].mean() for a, b in zip(begin, end, strict=True)]
+        )
+        own = math.inf if site.power_cap_w is None else site.power_cap_w
+        cap_w = np.full(len(begin), own)
+        for one in events:
+            if one.site in (None, site.name):
+                holds = (edges_s[:-1] < one.event.end_s) & (edges_s[1:] > one.event.start_s)
+                cap_w[holds] = np.minimum(cap_w[holds], one.cap_w(own))
+        idle_w = sum(pool.nodes * pool.idle_w for pool in spec.pools if pool.site == site.name) * site.carbon.pue
+        cap_w = np.maximum(0.0, cap_w - idle_w)
+        pue = np.full(len(begin), site.carbon.pue)
+        sites.append(Site(name=site.name, g_per_kwh=means, power_cap_w=cap_w, pue=pue))
+    return Problem(
+        edges_s=edges_s,
+        sites=tuple(sites),
+        pools=tuple(
+            Pool(name=p.name, site=p.site, nodes=np.full(len(begin), free(p, view)), device=p.device)
+            for p in spec.pools
+        ),
+        jobs=tuple(_cluster_job(spec, job, due_s, now_s) for job, due_s in zip(jobs, due, strict=True)),
+        budget_g=math.inf if spec.budget_kg is None else spec.budget_kg * 1000,
+    )
+
+
+def free(pool: PoolSpec, view: EngineView) -> float:
+    """Return the nodes of a pool that work and that no job from outside of the fleet has."""
+    partition = pool.partition or pool.name
+    up = min(pool.nodes, view.nodes_up.get(partition, pool.nodes))
+    return float(max(0, up - view.taken.get(partition, 0)))
+
+
+def pool_of(spec: FleetSpec, job: EngineJob) -> str | None:
+    """Return the pool that a job is in; None: in none of the fleet."""
+    return next((pool.name for pool in spec.pools if (pool.partition or pool.name) == job.partition), None)
+
+
+def _need_s(job: Known) -> float:
+    return job.tokens_left / max(row.tokens_per_s for row in job.rows) + job.terms.switch_s
+
+
+def _due_s(job: Known, now_s: float) -> float:
+    need_s = _need_s(job)
+    late_s = now_s + LATE * need_s + 2 * S_PER_HOUR
+    return min(job.deadline_s if job.deadline_s >= now_s + need_s else late_s, now_s + HORIZON_H * S_PER_HOUR)
+
+
+def _cluster_job(spec: FleetSpec, job: Known, due_s: float, now_s: float) -> ClusterJob:
+    running = job.engine.state == "running"
+    current = job.row(job.engine.nodes, pool_of(spec, job.engine) or "") if running else None
+    stays = current is not None and not job.terms.restart  # nobody brings it back, so nobody ends it
+    return ClusterJob(
+        name=job.name,
+        release_s=now_s,
+        deadline_s=due_s,
+        tokens=job.tokens_left,
+        rows=job.rows,
+        priority=job.terms.priority,
+        user=job.engine.user,
+        switch_s=job.terms.switch_s,
+        min_run_s=due_s - now_s + S_PER_HOUR if not job.terms.restart else job.terms.min_run_s,
+        current=current,
+        held_s=0.0 if stays else (max(0.0, now_s - (job.engine.start_s or now_s)) if running else math.inf),
+    )
+
+
+def edges(now_s: float, due: Sequence[float], need: Sequence[float], events: Sequence[PowerEvent]) -> Array:
+    """Return edges of steps: of an hour for a day, then longer, as forecasts tell less; caps and tight deadlines stay.
+
+    Args:
+        now_s: Now (s since the epoch, UTC).
+        due: Deadlines (s since the epoch, UTC).
+        need: Shortest time that each job takes (s).
+        events: Demand response, each end of which is an edge.
+    """
+    hour, last_s = math.floor(now_s / S_PER_HOUR), max([now_s + S_PER_HOUR, *due])
+    ahead = np.concatenate([np.arange(1, 25), np.arange(27, 73, 3), np.arange(78, HORIZON_H + 6, 6)])
+    hours = (hour + ahead) * S_PER_HOUR
+    tight = [d for d, need_s in zip(due, need, strict=True) if d - now_s - need_s < TIGHT_S]
+    own = [t for event in events for t in (event.start_s, event.end_s)] + tight
+    found = np.unique(np.floor(np.concatenate([hours[hours < last_s], own, [last_s]])))
+    return np.concatenate([[now_s], found[(found > now_s + 1.0) & (found <= last_s)]])
