@@ -1,7 +1,7 @@
 """Chaos: faults at random, and at the end nothing is lost, nobody is left over, no setting is changed.
 
 ``greentrain launch`` supervises a training on one or two ranks that follows a plan with pauses, power limits, clocks
-and widths. For ``GREENTRAIN_CHAOS_S`` seconds (60; 600 before a release) processes are killed and stopped, disks fill
+and widths. For ``GREENTRAIN_CHAOS_S`` seconds (30; 600 before a release) processes are killed and stopped, disks fill
 up or become read-only, files are torn, the facility's server and the GPUs' driver fail. Then it has to finish.
 ``GREENTRAIN_CHAOS_SEED`` gives a seed that failed; it is printed with all faults.
 """
@@ -29,7 +29,7 @@ from tests.integration.chaos_world import ADMIN_W, ASSUMED_PUE, BOOK_S, G_PER_KW
 
 pytest.importorskip("httpx", reason="the extra 'prometheus' is not installed")
 
-SECONDS = float(os.environ.get("GREENTRAIN_CHAOS_S", "60"))
+SECONDS = float(os.environ.get("GREENTRAIN_CHAOS_S", "30"))
 SEED = chaos_seed()
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(SECONDS + 600.0)]
 FINISH_S = 180.0
