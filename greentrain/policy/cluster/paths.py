@@ -177,21 +177,19 @@ class Paths:
         self._left = np.minimum(np.searchsorted(edges, edges[0] + left_s - near), self.size)
         self._left[left_s <= 0] = 0
 
-    def blocked(self, nodes: Array, watts: Array, own: "Rows | None" = None) -> list[Index]:
+    def blocked(self, nodes: Array, watts: Array, own: "tuple[Array, Array] | None" = None) -> list[Index]:
         """Return for each place of a row in its form the flat (f, m) indices where it does not fit into what is free.
 
         Args:
             nodes: (p, h) free.
             watts: (s, h) of IT, free.
-            own: (n, h) rows that the jobs have now, which are free to each of them besides.
+            own: (n, p, h) and (n, s, h) that are free to each job besides, as asked for.
         """
         free, free_w = nodes.ravel()[self._at_pool], watts.ravel()[self._at_site]
         if own is not None:
-            row = own[self._order[self._rank], self.step]
-            on = np.flatnonzero(row != OFF)
-            pool, width, site, power_w = self._layout.of(self._job[self._rank[on]], row[on])
-            free[:, on] += width * (self.pool[:, self._rank[on]] == pool)
-            free_w[:, on] += power_w * (self.site[:, self._rank[on]] == site)
+            mine = self._order[self._rank]
+            free = free + own[0].reshape(len(own[0]), -1)[mine, self._at_pool]
+            free_w = free_w + own[1].reshape(len(own[1]), -1)[mine, self._at_site]
         fits = (self._flat_nodes <= free) & np.take(self._real, self._rank, axis=1)
         return [np.flatnonzero(~(fits & (power_w <= free_w))) for power_w in self._flat_w]
 
@@ -386,7 +384,7 @@ class _Marks:
 
     def after(self, line: Index, at: Index, job: Index) -> Index:
         """Return the first marked cell at or after some, or the end of the job that they are of."""
-        found = self._at[np.searchsorted(self._at, line * self._m + at)] - line * self._m
+        found: Index = self._at[np.searchsorted(self._at, line * self._m + at)] - line * self._m
         return np.minimum(found, self._end[job])
 
 

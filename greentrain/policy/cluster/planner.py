@@ -21,7 +21,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from greentrain.policy.cluster.paths import Layout, Paths
+from greentrain.policy.cluster.paths import Index, Layout, Paths
 from greentrain.policy.cluster.problem import DONE, OFF, Array, ClusterJob, Plan, Pool, Prices, Problem, Row, Rows, Site
 from greentrain.policy.menu import OFF as MENU_OFF
 from greentrain.policy.menu import Menu
@@ -38,6 +38,12 @@ _BATCH: Final = 96
 """Jobs that search around the same others at a time."""
 _TRIES: Final = (1.0, 1.03, 1.1, 1.3, 2.0, 1e4)
 """Multiples of a token's price at which a path is searched: the last takes the fastest rows."""
+_ROUNDS: Final = 12
+"""Most rounds in which pairs of jobs are searched anew; fewer where jobs times rounds are more than _MANY."""
+_LITTLE: Final = 1e-4
+"""Share of the grams that a round has to save for another one."""
+_PAIR: Final = 0.5
+"""Share of the prices at which the first of a pair is searched; the second need leave nothing to others."""
 _ROUNDING: Final = 1e-12
 """A row that is above a cap by this share is below it."""
 _WHOLE: Final = 1 - 1e-9
@@ -74,6 +80,11 @@ def _planned(problem: Problem, warm: Prices | None, *, improve: bool) -> Plan:
         return solve(replace(problem, jobs=tuple(jobs)), prices)
     if improve:
         repair.improve()
+        import os
+
+        n = int(os.environ.get("SHAKE", "0"))
+        if n:
+            repair.shake(n, int(os.environ.get("SIZE", "3")), float(os.environ.get("PRICED", "0")))
     plan = repair.plan()
     prices, bound_g = search.bound(prices, plan.missed)
     figures = {"cpu_s": time.process_time() - begun, "evaluations": search.evaluations}
@@ -345,30 +356,56 @@ class _Repair:
                     out.append(j)
         return out
 
-    def improve(self, rounds: int = 2) -> None:
-        """Search each path once more around all others, those first that cost most beyond their part of the bound."""
-        for _ in range(rounds):
-            placed = np.flatnonzero(self._placed)
+    def improve(self) -> None:
+        """Search each path once more around all others, and then with that of another job, while that costs little."""
+        rng, placed, window = np.random.default_rng(0), np.flatnonzero(self._placed), self._layout.windows
+        for turn in range(1 + max(1, min(_ROUNDS, _MANY // max(1, len(placed))))):
+            was = self._grams.sum()
             for a in range(0, len(placed), 2 * _BATCH):
-                self._again(placed[a : a + 2 * _BATCH])
+                some = placed[a : a + 2 * _BATCH]
+                if turn == 0:
+                    self._again(some[:, None])
+                    continue
+                near = (window[placed, 0] < window[some, 1:]) & (window[placed, 1] > window[some, :1])
+                other = np.where(placed == some[:, None], 2.0, rng.random(near.shape) + ~near).argmin(axis=1)
+                self._again(rng.permuted(np.stack([some, placed[other]], axis=1), axis=1))
+            if len(placed) < 2 or (turn > 1 and self._grams.sum() > was * (1 - _LITTLE)):
+                break
 
-    def _again(self, some: NDArray[np.intp]) -> None:
-        problem = self._problem
-        paths = Paths(self._layout, some)
-        need = self._search.need[some]
-        nodes = np.zeros_like(self._nodes)
-        blocked = paths.blocked(self._nodes, self._watts, self.rows[some])
-        _, _, high = levels(paths, nodes, problem.g_per_w, need, self._mu[some], blocked, 6)
-        found = paths.best(nodes, problem.g_per_w, high, blocked)
-        rows = found.rows()
-        for i, j in enumerate(some.tolist()):
-            if found.tokens[i] >= need[i]:
-                old, was = self.rows[j].copy(), self._grams[j]
-                fresh, grams = ended(self._layout, j, rows[i])
-                if grams < was * (1 - 1e-9):
+    def _again(self, groups: Index) -> None:
+        """Search the paths of groups (n, k) of jobs anew, one after the other, and keep those that emit less."""
+        problem, (n, k) = self._problem, groups.shape
+        own = np.zeros((n, *self._nodes.shape)), np.zeros((n, *self._watts.shape))
+        for some in groups.T:
+            self._use(own, some, self.rows[some], 1.0)
+        was, now, all_found = self._grams[groups].sum(axis=1), np.zeros(n), []
+        for turn, some in enumerate(groups.T, 1):
+            paths, need, share = Paths(self._layout, some), self._search.need[some], 0.0 if turn == k else _PAIR
+            nodes, g_per_w = share * self._prices.nodes, problem.g_per_w + share * self._prices.watts
+            blocked = paths.blocked(self._nodes, self._watts, own)
+            _, _, high = levels(paths, nodes, g_per_w, need, self._mu[some], blocked, 6)
+            found = paths.best(nodes, g_per_w, high, blocked)
+            cut = [ended(self._layout, j, rows) for j, rows in zip(some.tolist(), found.rows(), strict=True)]
+            now += np.where(found.tokens >= need, [grams for _, grams in cut], np.inf)
+            self._use(own, some, np.array([rows for rows, _ in cut]), -1.0)
+            all_found.append(cut)
+        for i in np.argsort(now - was, kind="stable").tolist():
+            some = groups[i].tolist()
+            old = [(j, self.rows[j].copy(), float(self._grams[j])) for j in some]
+            if now[i] < sum(grams for *_, grams in old) * (1 - 1e-9):
+                for j in some:
                     self._leave(j)
-                    if not self._take(j, fresh, grams):
-                        self._take(j, old, was)
+                if not all(self._take(j, *cut[i]) for j, cut in zip(some, all_found, strict=True)):
+                    for j, rows, grams in old:
+                        self._leave(j)
+                        self._take(j, rows, grams)
+
+    def _use(self, own: tuple[Array, Array], some: Index, rows: Rows, sign: float) -> None:
+        """Add nodes and watts of rows (n, h) of jobs (n,) to (n, p, h) and (n, s, h)."""
+        i, step = np.nonzero(rows != OFF)
+        pool, nodes, site, power_w = self._layout.of(some[i], rows[i, step])
+        own[0][i, pool, step] += sign * nodes
+        own[1][i, site, step] += sign * power_w
 
     def _take(self, j: int, rows: Rows, grams: float | None = None) -> bool:
         """Give a job a path, if it fits; with the grams of one that is cut to its end already."""
@@ -376,7 +413,7 @@ class _Repair:
             rows, grams = ended(self._layout, j, rows)
         step = np.flatnonzero(rows != OFF)
         pool, nodes, site, power_w = self._layout.of(j, rows[step])
-        if (self._nodes[pool, step] < nodes).any() or (self._watts[site, step] < power_w).any():
+        if (self._nodes[pool, step] < nodes).any() or (self._watts[site, step] < power_w * (1 - _ROUNDING)).any():
             return False
         self._nodes[pool, step] -= nodes
         self._watts[site, step] -= power_w
