@@ -40,6 +40,8 @@ _TRIES: Final = (1.0, 1.03, 1.1, 1.3, 2.0, 1e4)
 """Multiples of a token's price at which a path is searched: the last takes the fastest rows."""
 _ROUNDS: Final = 12
 """Most rounds in which pairs of jobs are searched anew; fewer where jobs times rounds are more than _MANY."""
+_RESCUED: Final = 16
+"""Jobs that found no place and are searched again together with others, at most."""
 _LITTLE: Final = 1e-4
 """Share of the grams that a round has to save for another one."""
 _PAIR: Final = 0.5
@@ -80,11 +82,6 @@ def _planned(problem: Problem, warm: Prices | None, *, improve: bool) -> Plan:
         return solve(replace(problem, jobs=tuple(jobs)), prices)
     if improve:
         repair.improve()
-        import os
-
-        n = int(os.environ.get("SHAKE", "0"))
-        if n:
-            repair.shake(n, int(os.environ.get("SIZE", "3")), float(os.environ.get("PRICED", "0")))
     plan = repair.plan()
     prices, bound_g = search.bound(prices, plan.missed)
     figures = {"cpu_s": time.process_time() - begun, "evaluations": search.evaluations}
@@ -316,11 +313,14 @@ class _Repair:
 
     def stopped(self) -> set[str]:
         """Return the jobs that had to stay in their form, and cannot: their shortest stay is waived."""
-        held = np.flatnonzero(self._held & self._placed)
-        now, was = self.rows[held, 0], self._layout.current[held]
-        (pool, nodes, *_), (other, others, *_) = self._layout.of(held, now), self._layout.of(held, was)
-        gone = (now == OFF) | (pool != other) | (nodes != others)
-        return {self._problem.jobs[j].name for j in held[gone].tolist()}
+        placed = np.flatnonzero(self._placed)
+        return {self._problem.jobs[j].name for j in placed[self._leaves(placed, self.rows[placed])].tolist()}
+
+    def _leaves(self, some: Index, rows: Rows) -> NDArray[np.bool_]:
+        """Return which jobs (n,) would have to stay in their form, and do not in their rows (n, h)."""
+        now, was = rows[:, 0], self._layout.current[some]
+        (pool, nodes, *_), (other, others, *_) = self._layout.of(some, now), self._layout.of(some, was)
+        return np.asarray(self._held[some] & ((now == OFF) | (pool != other) | (nodes != others)))
 
     def _clear(self) -> None:
         for j in np.flatnonzero(self._placed).tolist():
@@ -357,8 +357,17 @@ class _Repair:
         return out
 
     def improve(self) -> None:
-        """Search each path once more around all others, and then with that of another job, while that costs little."""
-        rng, placed, window = np.random.default_rng(0), np.flatnonzero(self._placed), self._layout.windows
+        """Search each path once more around all others, and then with that of another job, while that costs little.
+
+        First who found no place, each with others that may move for it.
+        """
+        rng, window, able = np.random.default_rng(0), self._layout.windows, self._search.able
+        missed = able[~self._placed[able]]
+        for j in missed[np.argsort(-self._priority[missed], kind="stable")][:_RESCUED].tolist():
+            near = self._placed & (window[:, 0] < window[j, 1]) & (window[:, 1] > window[j, 0])
+            some = rng.permutation(np.flatnonzero(near))[:_BATCH]
+            self._again(np.stack([np.full(len(some), j), some], axis=1))
+        placed = np.flatnonzero(self._placed)
         for turn in range(1 + max(1, min(_ROUNDS, _MANY // max(1, len(placed))))):
             was = self._grams.sum()
             for a in range(0, len(placed), 2 * _BATCH):
@@ -386,19 +395,23 @@ class _Repair:
             _, _, high = levels(paths, nodes, g_per_w, need, self._mu[some], blocked, 6)
             found = paths.best(nodes, g_per_w, high, blocked)
             cut = [ended(self._layout, j, rows) for j, rows in zip(some.tolist(), found.rows(), strict=True)]
-            now += np.where(found.tokens >= need, [grams for _, grams in cut], np.inf)
-            self._use(own, some, np.array([rows for rows, _ in cut]), -1.0)
+            rows = np.array([rows for rows, _ in cut])
+            fine = (found.tokens >= need) & ~self._leaves(some, rows)
+            now += np.where(fine, [grams for _, grams in cut], np.inf)
+            self._use(own, some, rows, -1.0)
             all_found.append(cut)
         for i in np.argsort(now - was, kind="stable").tolist():
             some = groups[i].tolist()
-            old = [(j, self.rows[j].copy(), float(self._grams[j])) for j in some]
-            if now[i] < sum(grams for *_, grams in old) * (1 - 1e-9):
+            old = [(j, self.rows[j].copy(), float(self._grams[j])) for j in some if self._placed[j]]
+            before = sum(grams for *_, grams in old) if len(old) == k else math.inf
+            if now[i] < before * (1 - 1e-9):
                 for j in some:
                     self._leave(j)
                 if not all(self._take(j, *cut[i]) for j, cut in zip(some, all_found, strict=True)):
-                    for j, rows, grams in old:
+                    for j in some:
                         self._leave(j)
-                        self._take(j, rows, grams)
+                    for j, rows, grams in old:
+                        self._put(j, rows, grams)
 
     def _use(self, own: tuple[Array, Array], some: Index, rows: Rows, sign: float) -> None:
         """Add nodes and watts of rows (n, h) of jobs (n,) to (n, p, h) and (n, s, h)."""
@@ -413,12 +426,18 @@ class _Repair:
             rows, grams = ended(self._layout, j, rows)
         step = np.flatnonzero(rows != OFF)
         pool, nodes, site, power_w = self._layout.of(j, rows[step])
-        if (self._nodes[pool, step] < nodes).any() or (self._watts[site, step] < power_w * (1 - _ROUNDING)).any():
+        if (self._nodes[pool, step] < nodes).any() or (self._watts[site, step] < power_w).any():
             return False
+        self._put(j, rows, grams)
+        return True
+
+    def _put(self, j: int, rows: Rows, grams: float) -> None:
+        """Give a job a path that fits, or did until now: sums of doubles may differ."""
+        step = np.flatnonzero(rows != OFF)
+        pool, nodes, site, power_w = self._layout.of(j, rows[step])
         self._nodes[pool, step] -= nodes
         self._watts[site, step] -= power_w
         self.rows[j], self._grams[j], self._placed[j] = rows, grams, True
-        return True
 
     def _leave(self, j: int) -> None:
         step = np.flatnonzero(self.rows[j] != OFF)

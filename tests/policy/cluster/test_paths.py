@@ -92,7 +92,7 @@ def test_one_job_may_leave_at_once_where_the_one_before_it_goes_on_to_its_end() 
         )
         for pool in pools
     )
-    problem = Problem(edges_s=np.arange(4) * 3600.0, sites=(site,), pools=pools, jobs=jobs)
+    problem = Problem(edges_s=np.array([0.0, 3600.0, 7200.0, 10800.0]), sites=(site,), pools=pools, jobs=jobs)
     paths = Paths(Layout(problem), range(2))
     nodes = np.array([[0.0, 0.0, 0.0], [1e6, 1e6, 1e6]])
     found = paths.best(nodes, problem.g_per_w, np.full(2, 1.0), paths.blocked(problem.nodes, problem.cap_w))

@@ -9,8 +9,8 @@ import pytest
 from greentrain.policy import waterfill
 from greentrain.policy.action_table import ActionTable
 from greentrain.policy.check_plan import check
-from greentrain.policy.cluster.planner import solve, solve_alone
-from greentrain.policy.cluster.problem import OFF, Plan, Problem
+from greentrain.policy.cluster.planner import _Repair, _Search, solve, solve_alone
+from greentrain.policy.cluster.problem import OFF, ClusterJob, Plan, Pool, Problem, Row, Site
 from greentrain.policy.menu import Menu
 from tests.helpers import cluster_milp
 from tests.helpers.cluster_cases import cluster, grid
@@ -103,6 +103,44 @@ def test_a_warm_start_is_as_good() -> None:
     assert len(warm.missed) <= len(again.missed)
     assert warm.bound_g >= again.bound_g * 0.99
     assert warm.figures["evaluations"] < cold.figures["evaluations"]
+
+
+def test_who_finds_no_place_is_searched_again_with_those_that_may_move_for_it() -> None:
+    """Three jobs of one node and six hours each: the short one that comes first sits where the wide one has to be."""
+    site = Site(
+        name="here", g_per_kwh=np.array([90.0, 90.0, 100.0, 100.0]), power_cap_w=np.full(4, 1e5), pue=np.ones(4)
+    )
+    pool = Pool(name="pool", site="here", nodes=np.full(4, 2.0))
+
+    def job(name: str, nodes: int, first_h: float, last_h: float, hours: float) -> ClusterJob:
+        row = Row(name="on", pool="pool", nodes=nodes, tokens_per_s=10.0 * nodes, power_w=1000.0 * nodes)
+        tokens = 36_000.0 * nodes * hours
+        return ClusterJob(
+            name=name, release_s=first_h * 3600, deadline_s=last_h * 3600, tokens=tokens, rows=(row,), min_run_s=7200.0
+        )
+
+    jobs = (job("wide", 2, 0, 4, 2), job("narrow", 1, 0, 4, 2), job("other", 1, 0, 4, 2))
+    problem = Problem(edges_s=np.arange(5) * 3600.0, sites=(site,), pools=(pool,), jobs=jobs)
+    search = _Search(problem)
+    repair = _Repair(problem, search, search.prices(None))
+    for j, steps in ((1, [0, 1]), (2, [2, 3])):  # each of them leaves one node free, and none leaves two
+        rows = np.full(4, OFF)
+        rows[steps] = 0
+        assert repair._take(j, rows)
+    repair.improve()
+    assert repair.plan().missed == ()
+
+
+def test_a_search_of_pairs_takes_nothing_away_and_emits_less() -> None:
+    problem = cluster(3, jobs=12, nodes=14, h=12, mean_h=3, stay_s=7200.0, cap=0.61)
+    search = _Search(problem)
+    repair = _Repair(problem, search, search.prices(None))
+    repair.place()
+    placed, grams = int(repair._placed.sum()), repair._grams.sum()
+    repair.improve()
+    assert repair._placed.sum() >= placed and repair._grams.sum() < grams
+    free_w = problem.cap_w - repair.plan().used_w()
+    assert (free_w >= 0).all() and repair._watts == pytest.approx(free_w, abs=1e-2)
 
 
 def test_the_same_problem_gives_the_same_plan() -> None:
