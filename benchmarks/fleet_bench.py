@@ -16,7 +16,8 @@ seed, which ``--traces`` and ``--seed`` take.
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -31,9 +32,9 @@ from greentrain.simulator.cluster.planned import Planned, hindsight
 from greentrain.simulator.cluster.policies import POLICIES, open_policy
 from greentrain.simulator.cluster.result import FleetScore, score
 from greentrain.simulator.cluster.workload import Workload
-from greentrain.simulator.cluster.world import Event, FleetPolicy, FleetPool, FleetSite, FleetWorld
+from greentrain.simulator.cluster.world import LINK_KWH_PER_GB, Event, FleetPolicy, FleetPool, FleetSite, FleetWorld
 from greentrain.simulator.grid_trace import Forecaster, GridTrace
-from greentrain.types import S_PER_HOUR
+from greentrain.types import G_PER_KG, S_PER_HOUR
 
 GPU_W: Final = 975.0
 """A GPU and its share of a node at full power (W), as of the reference table."""
@@ -60,10 +61,19 @@ class Size:
     """Hours between two plans where nothing but the forecast changed."""
 
 
-_THREE: Final = ("us_caiso_2022_eia", "us_ercot_2022_eia", "us_pjm_2022_eia")
+_PAIR: Final = ("us_caiso_2022_eia", "us_bpat_2022_eia")
+"""Two grids of one accounting, which an owner in the west of the USA may have."""
+_LINKS: Final = {
+    "0.6 kWh/GB": 10 * LINK_KWH_PER_GB,
+    "0.06 kWh/GB (2015)": LINK_KWH_PER_GB,
+    "0.006 kWh/GB": LINK_KWH_PER_GB / 10,
+    "none": 0.0,
+}
+EGRESS: Final = 0.02
+"""USD a GB between regions of one cloud in the USA: assumed, as price lists of 2024 have it."""
 SIZES: Final = {
-    "quick": Size(jobs=16, gpus=64, days=1, longest_h=12, grids=_THREE[:1], every_h=6),
-    "small": Size(jobs=30, gpus=128, days=2, longest_h=24, grids=_THREE, every_h=3),
+    "quick": Size(jobs=16, gpus=64, days=1, longest_h=12, grids=_PAIR[:1], every_h=6),
+    "small": Size(jobs=30, gpus=128, days=2, longest_h=24, grids=tuple(TRACES), every_h=3),
     "full": Size(jobs=2000, gpus=10_000, days=14, longest_h=120, grids=tuple(TRACES), every_h=1),
 }
 
@@ -131,6 +141,51 @@ def fleet(bench: Fleet) -> list[Table]:
     return tables
 
 
+def sites(bench: Fleet) -> list[Table]:
+    """Run the plan on two grids at once, at several prices of a move in grams."""
+    grids = [
+        GridTrace.read(bench.folder / f"{name}.csv", accounting=TRACES[name])
+        for name in _PAIR
+        if (bench.folder / f"{name}.csv").exists()
+    ]
+    if len(grids) < len(_PAIR):
+        return []
+    one, rows, held = bench.world(grids[0], None), [], []
+    half = bench.size.gpus // 2
+    for text, kwh_per_gb in _LINKS.items():
+        world = replace(
+            one,
+            sites=tuple(FleetSite(grid=grid, cap_w=CAP * half * GPU_W, egress_per_gb=EGRESS) for grid in grids),
+            pools=tuple(FleetPool(name=grid.name, site=i, gpus=half) for i, grid in enumerate(grids)),
+            events=(),
+            link_kwh_per_gb=kwh_per_gb,
+        )
+        run = world.run(Planned(every_h=bench.size.every_h))
+        got = score(run, run)
+        log(f"two sites, {text}: {got.kg:.0f} kg, {got.moves} moves")
+        transfer_kg = float(run.transfer_g.sum()) / G_PER_KG
+        held.append((got.kg, got.moves, got.missed))
+        money = f"{EGRESS * float((world.move_gb * run.moves).sum()):.0f}"
+        rows.append((text, f"{got.kg:.1f}", str(got.moves), f"{transfer_kg:.2f}", money, str(got.missed)))
+    bars = {
+        "the more a transfer emits, the fewer moves": all(a <= b for (_, a, _), (_, b, _) in pairwise(held)),
+        "moves that emit nothing save grams": held[-1][0] < held[0][0],
+        "nobody is late": not any(missed for *_, missed in held),
+    }
+    size = bench.size
+    return [
+        Table(
+            case="sites",
+            title=f"{size.jobs} jobs on {half:,} GPUs at {_PAIR[0]} and as many at {_PAIR[1]}, known grids",
+            head=("energy of a transfer", "kg CO2e", "moves", "of transfers, kg", "egress, USD", "late"),
+            rows=rows,
+            notes=[f"{'reached' if fine else 'MISSED'}: {text}" for text, fine in bars.items()],
+            passed=sum(bars.values()),
+            missed=len(bars) - sum(bars.values()),
+        )
+    ]
+
+
 def _table(
     bench: Fleet, forecast: str, grids: Sequence[str], scores: dict[str, list[FleetScore]], avoidable: bool
 ) -> Table:
@@ -189,6 +244,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="the same as --size quick")
     parser.add_argument("--size", choices=list(SIZES), default="small", help="how large a fleet (default small)")
+    parser.add_argument(
+        "--only", action="append", choices=["fleet", "sites"], help="this case alone (may be repeated; default: both)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of the jobs; another one is held out")
     parser.add_argument("--policy", action="append", default=[], help="file of a policy of your own (may be repeated)")
     parser.add_argument("--into", type=Path, help="document that the tables go into")
@@ -197,8 +255,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     size = SIZES["quick" if args.quick else args.size]
     bench = Fleet(size=size, folder=folder_of(parser, args.traces), seed=args.seed, own=args.policy)
-    Cases(makers={"fleet": fleet}, about=machine("benchmarks/fleet_bench.py")).run(
-        ["fleet"], bench, into=args.into, as_json=args.json
+    Cases(makers={"fleet": fleet, "sites": sites}, about=machine("benchmarks/fleet_bench.py")).run(
+        args.only or ["fleet", "sites"], bench, into=args.into, as_json=args.json
     )
     return 0
 

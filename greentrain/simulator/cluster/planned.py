@@ -18,6 +18,9 @@ from greentrain.types import S_PER_HOUR
 
 _LATE: Final = 1.1
 """A job past its deadline gets a new one: now and this many times the shortest time that it needs, and two hours."""
+_PAYS: Final = 3.0
+"""A move has to save so many times what its transfer emits: jobs that come later, which nobody knows of, may take the
+place that it is for. On two grids it halves the moves (``benchmarks/fleet_bench.py --only sites``)."""
 _OLD_H: Final = 12
 """Hours after which a plan is made anew though nothing happened: its steps are of an hour for a day."""
 _TIGHT_H: Final = 12.0
@@ -89,7 +92,8 @@ class Planned:
                     rows=tuple(rows.values()),
                     user=str(view.user[i]),
                     switch_s=view.switch_s,
-                    move_s=view.move_s,
+                    move_s=float(view.move_s[i]),
+                    move_g=_PAYS * float(view.move_g[i]),
                     current=_index(rows, view, i) if running else None,
                     held_s=float(view.held_s[i]),
                     site=None if view.pool[i] < 0 else str(view.pools[view.pool[i]].site),
@@ -137,6 +141,7 @@ def hindsight(world: FleetWorld) -> Plan:
     edges_s = np.asarray(world.start_unix_s + np.arange(k + 1) * step_s)
     grids = [np.diff(site.grid.integral(edges_s)) / step_s for site in world.sites]
     caps, pue = world.cap_w(np.asarray(np.arange(k) * step_s)), np.array([site.pue for site in world.sites])
+    least_g = world.move_gb * world.link_kwh_per_gb * np.min(grids)
     jobs = [
         ClusterJob(
             name=str(i),
@@ -145,7 +150,8 @@ def hindsight(world: FleetWorld) -> Plan:
             tokens=float(work.tokens[i]),
             rows=tuple(_rows(world.tables, world.pools, int(work.kind[i])).values()),
             switch_s=world.switch_s,
-            move_s=world.move_s,
+            move_s=float(world.move_s[i]),
+            move_g=float(least_g[i]),
         )
         for i in range(len(work))
     ]

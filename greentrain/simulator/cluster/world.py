@@ -3,8 +3,9 @@
 Each step the policy sees the jobs that are there, the GPUs that work, the caps and a forecast, and says a row and a
 pool for each job. The world gives GPUs in the policy's order while there are any; nothing else stands in its way, so
 that what it draws beyond a cap is its own. Gears and caps change at no cost; a job that starts or changes its width
-or pool loses ``switch_s`` of work, and ``move_s`` more between sites. A policy knows what users say of their jobs,
-the caps that have been announced, and no failure before it happens. A job that ends frees its GPUs at the next step.
+or pool loses ``switch_s`` of work. Between sites its checkpoint goes over a link: that takes time, emits, and costs
+what the site that it leaves asks for. A policy knows what users say of their jobs, the caps that have been announced,
+and no failure before it happens. A job that ends frees its GPUs at the next step.
 """
 
 import math
@@ -37,6 +38,12 @@ PER_GPU_H: Final = 419 / (54 * 24 * 16_384)
 section 3.3.4, Table 5)."""
 
 
+LINK_KWH_PER_GB: Final = 0.06
+"""Of core and access networks, 2015; it halved every two years or so (Aslan, Mayers, Koomey and France, "Electricity
+Intensity of Internet Data Transmission", J. Industrial Ecology 22(4), 2018). Links between data centres take less, so
+that no move is made to look better than it is."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetSite:
     """A grid connection."""
@@ -48,6 +55,9 @@ class FleetSite:
     pue: float = 1.0
     price_per_kwh: float = math.nan
     """Money, of any currency; NaN: nobody says, and what is run here costs nobody knows what."""
+
+    egress_per_gb: float = math.nan
+    """Money for each GB that leaves the site; NaN: nobody says, and what is moved costs nobody knows what."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +174,10 @@ class View:
     held_s: Array
     """(m,) for how long it has had this width and pool, or been off."""
     switch_s: float
-    move_s: float
+    move_s: Array
+    """(m,) work lost at a move between sites, beside ``switch_s``."""
+    move_g: Array
+    """(m,) grams of the transfer, at the mean of all sites in the next day."""
 
     def speed(self, rows: Ints, pools: Ints) -> Array:
         """Return the tokens/s of rows in pools, (m,) each."""
@@ -237,11 +250,13 @@ class FleetRun:
     end_s: Array
     """(n,) when it was done; inf: it was not when the simulation ended."""
     grams: Array
-    """(n,)"""
+    """(n,) with those of transfers."""
+    transfer_g: Array
+    """(n,) of checkpoints between sites."""
     joules: Array
-    """(n,) at the meter of the facility."""
+    """(n,) at the meter of the facility, which transfers are not."""
     money: Array
-    """(n,)"""
+    """(n,) for electricity and transfers."""
     starts: Ints
     """(n,) times that it started, or changed its width or pool."""
     moves: Ints
@@ -282,14 +297,19 @@ class FleetWorld:
     step_s: float = S_PER_HOUR
     switch_s: float = 120.0
     """Work lost at each start or change of width: assumed, to be measured (``greentrain.control.profiling``)."""
-    move_s: float = 600.0
-    """Work lost at a move between sites beside it: 1 TB of checkpoint at 13 Gbit/s, assumed."""
+    checkpoint_gb: float = 16.0
+    """Of each GPU of a job at its widest: 1 TB at 64 GPUs, assumed."""
+    link_gbit_s: float = 13.0
+    """Between two sites, for each move: assumed."""
+    link_kwh_per_gb: float = LINK_KWH_PER_GB
     tail_h: float = 48.0
     """How long after the last deadline the simulation ends."""
     tables: Tables = field(init=False)
 
     def __post_init__(self) -> None:
         bound("step_s", self.step_s, 60.0, S_PER_HOUR)
+        for key, least in (("checkpoint_gb", 0.0), ("link_gbit_s", 1e-6), ("link_kwh_per_gb", 0.0)):
+            bound(key, getattr(self, key), least, 1e12)
         self.tables = Tables.of(self.work.menus)
         widest = max(pool.gpus for pool in self.pools)
         wide = np.flatnonzero(self.work.gpus > widest)
@@ -319,6 +339,16 @@ class FleetWorld:
         fits = sizes >= self.work.gpus[:, None]
         shares = np.cumsum(fits * sizes, axis=1) / (fits * sizes).sum(axis=1, keepdims=True)
         return np.asarray((np.random.default_rng(0).random((len(self.work), 1)) >= shares).sum(axis=1))
+
+    @property
+    def move_gb(self) -> Array:
+        """(n,) that a move between sites transfers."""
+        return np.asarray(self.checkpoint_gb * self.work.gpus)
+
+    @property
+    def move_s(self) -> Array:
+        """(n,) that it takes, in which the job does not work."""
+        return np.asarray(8 * self.move_gb / self.link_gbit_s)
 
     @cached_property
     def _sights(self) -> tuple[Sight, ...]:
@@ -368,6 +398,7 @@ class _Course:
         self._row, self._pool, self._held_s = np.zeros(n, np.int64), np.full(n, -1), np.full(n, np.inf)
         self._first_s, self._end_s = np.full(n, np.inf), np.full(n, np.inf)
         self._grams, self._joules, self._money = np.zeros(n), np.zeros(n), np.zeros(n)
+        self._transfer_g = np.zeros(n)
         self._starts, self._moves, self._failures = (np.zeros(n, np.int64) for _ in range(3))
         self._broken: list[tuple[float, int, int]] = []
         self._power: list[Array] = []
@@ -429,7 +460,8 @@ class _Course:
             pool=self._pool[live],
             held_s=self._held_s[live],
             switch_s=world.switch_s,
-            move_s=world.move_s,
+            move_s=world.move_s[live],
+            move_g=world.move_gb[live] * world.link_kwh_per_gb * float(g_per_kwh[:, :24].mean()),
         )
 
     def _advance(self, view: View, rows: Ints, pools: Ints) -> None:
@@ -438,7 +470,7 @@ class _Course:
         width, before = tables.gpus[view.kind, rows], tables.gpus[view.kind, view.row]
         started = on & (~was | (width != before) | (pools != view.pool))
         moved = started & (view.pool >= 0) & (self._site[pools] != self._site[view.pool])
-        pending_s = np.minimum(np.where(started, world.switch_s, 0.0) + np.where(moved, world.move_s, 0.0), step_s)
+        pending_s = np.where(started, world.switch_s, 0.0) + np.where(moved, view.move_s, 0.0)
         speed, power_w = view.speed(rows, pools), view.facility_w(rows, pools)
         could, left = speed * (step_s - pending_s), self._left[live]
         done = on & (could >= left - DONE * world.work.tokens[live])
@@ -451,8 +483,9 @@ class _Course:
             self._grams[live[here]] += grams[here]
             self._money[live[here]] += joules[here] / J_PER_KWH * site.price_per_kwh
         self._joules[live] += joules
-        progress = np.where(done, left, could)
-        lost = self._break(view, on & ~done, rows, pools, np.minimum(progress, speed * step_s))
+        self._transfer(view, pools, np.flatnonzero(moved))
+        progress = np.where(done, left, could)  # below 0 where a start takes longer than the step
+        lost = self._break(view, on & ~done, rows, pools, np.clip(progress, 0.0, speed * step_s))
         self._done[live] += np.where(lost >= 0, progress - np.maximum(lost, 0), progress)
         self._left[live] = np.where(done, 0.0, left - progress + np.maximum(lost, 0.0))
         self._end_s[live[done]] = t_s + used_s[done]
@@ -465,6 +498,16 @@ class _Course:
         self._pool[live] = np.where(on, pools, view.pool)
         watts = np.asarray(np.bincount(self._site[pools], power_w * on, len(world.sites)), dtype=np.float64)
         self._record(watts, np.bincount(pools, width * on, len(world.pools)).astype(np.int64))
+
+    def _transfer(self, view: View, pools: Ints, moved: Ints) -> None:
+        """Book the transfers of some jobs: half of the energy at either end."""
+        world, jobs, ends = self._world, view.job[moved], np.stack([self._site[view.pool], self._site[pools]])[:, moved]
+        span_s = view.start_unix_s + view.t_s + np.array([0.0, view.step_s])
+        g_per_kwh = np.array([float(np.diff(site.grid.integral(span_s))[0]) / view.step_s for site in world.sites])
+        grams = world.move_gb[jobs] * world.link_kwh_per_gb * g_per_kwh[ends].mean(axis=0)
+        self._transfer_g[jobs] += grams
+        self._grams[jobs] += grams
+        self._money[jobs] += world.move_gb[jobs] * np.array([site.egress_per_gb for site in world.sites])[ends[0]]
 
     def _break(self, view: View, running: Flags, rows: Ints, pools: Ints, progress: Array) -> Array:
         """Return (m,) tokens that a job lost by a failure in this step, never more than it had; -1: none failed."""
@@ -495,6 +538,7 @@ class _Course:
             first_s=self._first_s,
             end_s=self._end_s,
             grams=self._grams,
+            transfer_g=self._transfer_g,
             joules=self._joules,
             money=self._money,
             starts=self._starts,

@@ -120,7 +120,7 @@ def test_who_finds_no_place_is_searched_again_with_those_that_may_move_for_it() 
         )
 
     jobs = (job("wide", 2, 0, 4, 2), job("narrow", 1, 0, 4, 2), job("other", 1, 0, 4, 2))
-    problem = Problem(edges_s=np.arange(5) * 3600.0, sites=(site,), pools=(pool,), jobs=jobs)
+    problem = Problem(edges_s=np.linspace(0.0, 14400.0, 5), sites=(site,), pools=(pool,), jobs=jobs)
     search = _Search(problem)
     repair = _Repair(problem, search, search.prices(None))
     for j, steps in ((1, [0, 1]), (2, [2, 3])):  # each of them leaves one node free, and none leaves two

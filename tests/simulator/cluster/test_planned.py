@@ -78,6 +78,27 @@ def test_jobs_go_to_the_clean_site_and_do_not_commute() -> None:
     assert run.moves.sum() == 0 and (run.end_s <= world.work.deadline_s).all()
 
 
+@pytest.mark.parametrize(("kwh_per_gb", "moves"), [(0.0, True), (0.06, True), (6.0, False)])
+def test_nothing_moves_that_does_not_pay(kwh_per_gb: float, moves: bool) -> None:
+    """Each site is clean for half of each day, and no job can be done in one half."""
+    half = np.where(np.arange(120 * 24) % 24 < 12, 60.0, 400.0)
+    sites = tuple(FleetSite(grid=trace(grid, name=name)) for grid, name in ((half, "a"), (460.0 - half, "b")))
+    world = FleetWorld(
+        sites=sites,
+        pools=(FleetPool(name="a", site=0, gpus=8), FleetPool(name="b", site=1, gpus=8)),
+        work=jobs((0, 24, 8, 15.0)),
+        start_unix_s=START + 30 * 24 * HOUR,
+        tail_h=2.0,
+        link_kwh_per_gb=kwh_per_gb,
+    )
+    run, stays = world.run(Planned()), replace(world, link_kwh_per_gb=1e9).run(Planned())
+    assert stays.moves.sum() == 0 and (run.end_s <= world.work.deadline_s).all()
+    assert bool(run.moves.sum()) is moves
+    assert run.transfer_g.sum() == pytest.approx(run.moves.sum() * 128 * kwh_per_gb * 230.0)
+    assert run.grams.sum() < 0.8 * stays.grams.sum() if moves else run.grams.sum() == stays.grams.sum()
+    assert hindsight(world).bound_g <= run.grams.sum()
+
+
 def test_edges_are_hours_for_a_day_and_keep_deadlines_that_are_tight() -> None:
     edges_h = _edges_s(5.5 * HOUR, 100 * HOUR, np.array([50 * HOUR])) / HOUR
     assert edges_h[:3].tolist() == [5.5, 6.0, 7.0] and edges_h[-1] == 100

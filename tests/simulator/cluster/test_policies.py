@@ -107,5 +107,16 @@ def test_a_policy_of_ones_own_is_a_file(tmp_path: Path) -> None:
         open_policy(str(tmp_path / "none.py"))
 
 
+def test_the_policy_in_the_documentation_runs_as_it_stands(tmp_path: Path) -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs/cluster.md").read_text(encoding="utf-8")
+    (tmp_path / "mine.py").write_text(page.split("```python file=mine.py\n")[1].split("```")[0], encoding="utf-8")
+    work = jobs((0, 40, 32, 4), (1, 9, 32, 4))
+    world = fleet(work)
+    run = world.run(open_policy(str(tmp_path / "mine.py")))
+    hour = (world.start_unix_s + run.first_s) / HOUR % 24
+    assert run.policy == "night_only" and (run.end_s <= work.deadline_s).all()
+    assert hour[0] < 6 and run.first_s[1] < 5 * HOUR, "one waits for the night, one for its deadline"
+
+
 def test_the_names_of_the_command_line_are_all_there() -> None:
     assert (*POLICIES, PLANNED) == cli_fleet.POLICIES

@@ -1,5 +1,6 @@
 """What a cluster does with what a policy says: GPUs, caps, work, grams, failures, moves."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -115,20 +116,48 @@ def test_a_failure_costs_work_and_gpus_until_they_are_repaired() -> None:
 def test_a_move_between_sites_costs_its_time_and_is_counted() -> None:
     grids = [trace(np.full(60 * 24, value), name=name) for value, name in ((500.0, "a"), (100.0, "b"))]
     world = FleetWorld(
-        sites=tuple(FleetSite(grid=grid, pue=pue) for grid, pue in zip(grids, (1.0, 1.5), strict=True)),
+        sites=tuple(
+            FleetSite(grid=grid, pue=pue, price_per_kwh=0.0, egress_per_gb=fee)
+            for grid, pue, fee in zip(grids, (1.0, 1.5), (0.02, math.nan), strict=True)
+        ),
         pools=(FleetPool(name="a", site=0, gpus=8), FleetPool(name="b", site=1, gpus=8, speed=0.5, power=0.8)),
         work=jobs((0, 90, 8, 4.0)),
         start_unix_s=START + 30 * 24 * HOUR,
         switch_s=120.0,
-        move_s=480.0,
+        checkpoint_gb=75.0,
+        link_gbit_s=10.0,
+        link_kwh_per_gb=0.05,
     )
-    run = world.run(Says({hour: 1 for hour in range(2, 99)}))
+    says = Says({hour: 1 for hour in range(2, 99)})
+    run = world.run(says)
     assert (run.starts[0], run.moves[0]) == (2, 1)
     assert run.end_s[0] == pytest.approx(2 * HOUR + 600 + 2 * (2 * HOUR + 120))
     in_b_j = FULL_W * 0.8 * 1.5 * (run.end_s[0] - 2 * HOUR)
     assert run.joules[0] == pytest.approx(FULL_W * 2 * HOUR + in_b_j)
-    assert run.grams[0] == pytest.approx((FULL_W * 2 * HOUR * 500 + in_b_j * 100) / J_PER_KWH)
+    transfer_g = 8 * 75 * 0.05 * (500 + 100) / 2
+    assert run.transfer_g[0] == pytest.approx(transfer_g)
+    assert run.grams[0] == pytest.approx((FULL_W * 2 * HOUR * 500 + in_b_j * 100) / J_PER_KWH + transfer_g)
+    assert run.money[0] == pytest.approx(8 * 75 * 0.02)
+    assert says.views[2].move_s.tolist() == [480.0]
+    assert says.views[2].move_g.tolist() == pytest.approx([transfer_g])
     assert run.facility_w[1].max() == pytest.approx(FULL_W * 0.8 * 1.5)
+
+
+def test_a_transfer_that_is_longer_than_a_step_takes_the_next_ones_too_and_money_of_no_price_is_unknown() -> None:
+    grids = [trace(np.full(60 * 24, 100.0), name=name) for name in "ab"]
+    world = FleetWorld(
+        sites=tuple(FleetSite(grid=grid, price_per_kwh=0.1) for grid in grids),
+        pools=(FleetPool(name="a", site=0, gpus=8), FleetPool(name="b", site=1, gpus=8)),
+        work=jobs((0, 90, 8, 4.0), (0, 90, 8, 1.0)),
+        start_unix_s=START + 30 * 24 * HOUR,
+        switch_s=0.0,
+        checkpoint_gb=9000.0 / 8 * 2 / 8,
+        link_gbit_s=2.0,
+    )
+    run = world.run(Says({hour: 1 for hour in range(1, 99)}))
+    assert run.moves.tolist() == [1, 0]
+    assert run.end_s[0] == pytest.approx(4 * HOUR + 9000.0)
+    assert math.isnan(run.money[0]) and not math.isnan(run.money[1])
 
 
 def test_an_event_is_known_once_it_is_announced() -> None:
