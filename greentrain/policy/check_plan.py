@@ -57,7 +57,7 @@ def check(text: str) -> tuple[Fraction, Fraction]:
 
 class _Check:
     def __init__(self, plan: dict[str, Any]) -> None:
-        self.plan, problem = plan, plan["problem"]
+        self.plan, problem, self.gram = plan, plan["problem"], Fraction(1)
         self.edges = [Fraction(edge) for edge in problem["edges_s"]]
         self.length = [b - a for a, b in pairwise(self.edges)]
         self.steps = range(len(self.length))
@@ -91,10 +91,23 @@ class _Check:
         _need(self.budget is None or grams + late <= self.budget, f"{float(grams + late):g} g are over the budget")
         for name, said, found in (("grams", self.plan["grams"], grams), ("late_g", self.plan["late_g"], late)):
             _need(abs(said - found) <= NEAR * found, f"{name} is {float(said):.12g} and should be {float(found):.12g}")
-        bound, scale = self.bound([job["name"] not in missed for job in self.jobs])
+        bound, scale = self.bound(self.plan["prices"], [None] * len(self.jobs), missed)
         stated = Fraction(self.plan["bound_g"])
         proven = bound - BLUNT * scale <= stated <= max(bound, Fraction(0))
         _need(proven, f"bound_g is {float(stated):.12g}; its prices prove {float(bound):.12g}")
+        if "misses" in self.plan:  # the same in weights of misses: a gram is worth some, a job is its miss at most
+            why = self.plan["misses"]
+            self.gram = Fraction(why["gram"])
+            _need(self.gram >= 0 and (self.gram == 0 or self.budget is not None), "a gram has a worth, and no budget")
+            least = self.bound(why, [Fraction(job["priority"]) for job in self.jobs], [])[0]
+            least -= self.gram * (self.budget or 0)
+            stated_least = Fraction(why["least"])
+            _need(
+                stated_least <= max(least, Fraction(0)),
+                f"{why['least']} is missed at least; proven is {float(least):g}",
+            )
+            weight = sum(Fraction(job["priority"]) for job in self.jobs if job["name"] in missed)
+            _need(stated_least <= weight, "less is missed than every plan misses")
         return grams, stated
 
     def room(self, what: str, i: int, t: int) -> Any:
@@ -173,21 +186,22 @@ class _Check:
         )
         return grams
 
-    def bound(self, counts: list[bool]) -> tuple[Fraction, Fraction]:
-        """Return what the prices prove, and the size of what it is the difference of."""
+    def bound(self, given: Any, weights: list[Any], out: list[str]) -> tuple[Fraction, Fraction]:
+        """Return what prices prove, and the size of what it is the difference of; a job adds its weight at most."""
         prices: dict[_Cell, dict[int, Fraction]] = {cell: {} for cell in self.used}
         bound, scale = Fraction(0), Fraction(0)
         for what in ("nodes", "watts"):
-            for i, t, price in self.plan["prices"][what]:
+            for i, t, price in given[what]:
                 room = self.room(what, i, t)
                 _need(Fraction(price) >= 0 and room is not None and t not in prices[what, i], "a price is none")
                 prices[what, i][t] = Fraction(price)
                 bound, scale = bound - Fraction(price) * room, scale + Fraction(price) * room
-        for job, price, counted in zip(self.jobs, self.plan["prices"]["tokens"], counts, strict=True):
+        for job, price, weight in zip(self.jobs, given["tokens"], weights, strict=True):
             _need(Fraction(price) >= 0, "a price of a token is below 0")
-            if counted:
+            if job["name"] not in out:
                 part, worth = self.cheapest(job, Fraction(price), prices), Fraction(price) * job["tokens"]
-                bound, scale = bound + part + worth, scale + abs(part) + worth
+                both = part + worth if weight is None else min(weight, part + worth)
+                bound, scale = bound + both, scale + abs(part) + worth
         return bound, scale
 
     def cheapest(self, job: dict[str, Any], token: Fraction, prices: dict[_Cell, dict[int, Fraction]]) -> Fraction:
@@ -212,7 +226,7 @@ class _Check:
                 for other in forms if form is None else ():
                     if (other, at) not in starts:
                         tokens, grams = self.lost(job, other, at)
-                        starts[other, at] = grams + token * tokens
+                        starts[other, at] = self.gram * grams + token * tokens
                     for left in (self.until(t, job["min_run_s"]) - t, -1):
                         _less(states, (other, max(left, 1) if left >= 0 else -1), cost + starts[other, at])
             moved: dict[Any, Fraction] = {}
@@ -237,7 +251,9 @@ class _Check:
         for row in rows:
             if self.fits(row, t):
                 own = held + row["power_w"] * prices["watts", site].get(t, 0)
-                net = row["power_w"] * self.gram_per_w(site, t) - token * row["tokens_per_s"] * self.length[t]
+                net = (
+                    self.gram * row["power_w"] * self.gram_per_w(site, t) - token * row["tokens_per_s"] * self.length[t]
+                )
                 full.append(own + net)
                 end.append(own + min(net, 0))
         return (min(full), min(end)) if full else None

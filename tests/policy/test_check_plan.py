@@ -4,6 +4,7 @@ import copy
 import hashlib
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,28 @@ def test_less_capacity_is_seen(document: dict[str, Any]) -> None:
             one[key] = [value * 0.4 for value in one[key]]
         with pytest.raises(ValueError, match="in use"):
             check(signed(forged))
+
+
+def test_a_forged_excuse_is_rejected_though_its_digest_is_right() -> None:
+    problem = cluster(8, jobs=6, nodes=20, h=12, mean_h=3, load=0.3)
+    plan = solve(replace(problem, budget_g=0.4 * solve(problem).grams))
+    document = json.loads(json.dumps(plan.to_dict()))
+    check(signed(document))
+    least = float(document["misses"]["least"])
+    assert least > 0
+    for key, value, words in (
+        ("least", f"{least * 1.001:.9e}", "proven is"),
+        ("gram", "-1.0", "worth"),
+        ("tokens", ["0.0"] * 6, "proven is"),
+    ):
+        forged = copy.deepcopy(document)
+        forged["misses"][key] = value
+        with pytest.raises(ValueError, match=words):
+            check(signed(forged))
+    free = copy.deepcopy(document)
+    free["problem"]["budget_g"] = None
+    with pytest.raises(ValueError, match="no budget"):
+        check(signed(free))
 
 
 def test_a_negative_price_proves_nothing(document: dict[str, Any]) -> None:

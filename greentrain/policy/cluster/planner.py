@@ -83,6 +83,8 @@ def _planned(problem: Problem, warm: Prices | None, *, improve: bool) -> Plan:
     if improve:
         repair.improve()
     plan = repair.plan()
+    if plan.missed:
+        plan = replace(plan, excuse=search.excuse(prices))
     prices, bound_g = search.bound(prices, plan.missed)
     figures = {"cpu_s": time.process_time() - begun, "evaluations": search.evaluations}
     return replace(plan, prices=prices, bound_g=bound_g, figures=figures)
@@ -238,9 +240,39 @@ class _Search:
             prices: Of nodes, watts and tokens.
             missed: Jobs that may do nothing.
         """
-        problem = self.problem
         out = set(missed)
-        met = np.array([j for j, job in enumerate(problem.jobs) if job.name not in out], dtype=np.intp)
+        met = np.array([j for j, job in enumerate(self.problem.jobs) if job.name not in out], dtype=np.intp)
+        found, jobs_g, worth, size = self._parts(prices, met)
+        return found, max(0.0, float(jobs_g.sum() - worth - _SAFE * (size.sum() + worth)))
+
+    def excuse(self, prices: Prices) -> tuple[float, float, Prices]:
+        """Return a weight of deadlines that every plan misses at least, the worth of a gram, and prices that prove it.
+
+        Prices in units of weight: each job adds its part of the bound or, if that is less, the weight of its miss. All
+        parts together cannot be paid out of what nodes, watts and the budget are worth; what is left over is missed.
+        """
+        problem, judge = self.problem, self
+        budget_g = problem.budget_g
+        if math.isinf(budget_g):  # grams are no reason to miss anything
+            sites = tuple(replace(site, g_per_kwh=np.zeros(problem.steps)) for site in problem.sites)
+            jobs = tuple(replace(job, switch_g=0.0, move_g=0.0) for job in problem.jobs)
+            judge, budget_g = _Search(replace(problem, sites=sites, jobs=jobs)), 0.0
+        found, parts, worth, size = judge._parts(prices, np.arange(len(problem.jobs), dtype=np.intp))
+        weight = self.layout.priority
+        tried = np.append(0.0, (weight / np.maximum(parts, 1e-300))[(parts > 0) & (weight > 0)])
+        left = [np.minimum(weight, scale * parts).sum() - scale * (worth + budget_g) for scale in tried.tolist()]
+        scale = float(tried[int(np.argmax(left))])
+        room = _SAFE * (weight.sum() + scale * (size.sum() + worth + budget_g)) * 10
+        scaled = Prices(
+            nodes=_written(found.nodes * scale),
+            watts=_written(found.watts * scale),
+            tokens=_written(found.tokens * scale),
+        )
+        return max(0.0, max(left) - room), 0.0 if math.isinf(problem.budget_g) else scale, scaled
+
+    def _parts(self, prices: Prices, met: Index) -> tuple[Prices, Array, float, Array]:
+        """Return prices, those of tokens as good as can be, parts of jobs, worth of the capacity, and sizes of terms."""
+        problem = self.problem
         nodes, watts = _written(prices.nodes), _written(prices.watts)
         paths = Paths(self.layout, met)
         blocked, need = self._empty(paths), self.layout.tokens[met]
@@ -253,9 +285,12 @@ class _Search:
             jobs_g = np.where(better, least + tried * need, jobs_g)
             values, tokens[met] = np.where(better, least, values), np.where(better, tried, tokens[met])
         worth = (nodes * problem.nodes).sum() + (watts * np.where(np.isfinite(problem.cap_w), problem.cap_w, 0.0)).sum()
-        value = float(jobs_g.sum() - worth)
-        room = _SAFE * (np.abs(values).sum() + (tokens[met] * need).sum() + worth)
-        return Prices(nodes=nodes, watts=watts, tokens=tokens), max(0.0, value - float(room))
+        return (
+            Prices(nodes=nodes, watts=watts, tokens=tokens),
+            jobs_g,
+            float(worth),
+            np.abs(values) + tokens[met] * need,
+        )
 
 
 class _Repair:

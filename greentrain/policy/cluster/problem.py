@@ -260,6 +260,25 @@ class Prices:
             tokens=np.zeros(len(problem.jobs)),
         )
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the prices in plain JSON types, as decimals; those of nodes and watts where they are not 0."""
+        tokens = [_decimal(price) for price in self.tokens.tolist()]
+        return {"nodes": _sparse(self.nodes), "watts": _sparse(self.watts), "tokens": tokens}
+
+    @classmethod
+    def from_dict(cls, problem: Problem, data: Mapping[str, Any]) -> "Prices":
+        """Return what :meth:`to_dict` wrote.
+
+        Args:
+            problem: What the prices are of.
+            data: What was written.
+        """
+        prices = cls.zero(problem)
+        for to, given in ((prices.nodes, data["nodes"]), (prices.watts, data["watts"])):
+            for i, t, price in given:
+                to[i, t] = float(price)
+        return replace(prices, tokens=np.array([float(price) for price in data["tokens"]], dtype=np.float64))
+
     def carried(self, old: Problem, new: Problem) -> "Prices":
         """Return the prices for another problem, by the names of pools, sites and jobs and by time: a warm start.
 
@@ -300,6 +319,9 @@ class Plan:
     """Emitted by those that do not."""
     missed: tuple[str, ...] = ()
     """Names of jobs that miss their deadlines."""
+    excuse: tuple[float, float, Prices] | None = None
+    """What weight of deadlines every plan misses at least, the worth of a gram in it, and the prices that prove that;
+    None where nothing is missed."""
     figures: Mapping[str, float] = field(default_factory=dict)
     """How the plan was found: seconds, evaluations."""
 
@@ -361,32 +383,28 @@ class Plan:
             "missed": list(self.missed),
             "grams": self.grams,
             "late_g": self.late_g,
-            "prices": {
-                "nodes": _sparse(self.prices.nodes),
-                "watts": _sparse(self.prices.watts),
-                "tokens": [_decimal(price) for price in self.prices.tokens.tolist()],
-            },
+            "prices": self.prices.to_dict(),
             "bound_g": _decimal(self.bound_g),
         }
+        if self.excuse is not None:
+            least, gram, prices = self.excuse
+            document["misses"] = {"least": _decimal(least), "gram": _decimal(gram), **prices.to_dict()}
         return {**document, "sha256": digest(document)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Plan":
         """Return what :meth:`to_dict` wrote."""
         problem = Problem.from_dict(data["problem"])
-        prices = Prices.zero(problem)
-        for to, given in ((prices.nodes, data["prices"]["nodes"]), (prices.watts, data["prices"]["watts"])):
-            for i, t, price in given:
-                to[i, t] = float(price)
         rows = np.full((len(problem.jobs), problem.steps), OFF, dtype=np.int64)
         for i, runs in enumerate(data["jobs"]):
             for a, b, row in runs:
                 rows[i, a:b] = row
-        tokens = np.array([float(price) for price in data["prices"]["tokens"]], dtype=np.float64)
+        why = data.get("misses")
         return cls(
             problem=problem,
             rows=rows,
-            prices=replace(prices, tokens=tokens),
+            prices=Prices.from_dict(problem, data["prices"]),
+            excuse=why and (float(why["least"]), float(why["gram"]), Prices.from_dict(problem, why)),
             bound_g=float(data["bound_g"]),
             grams=data["grams"],
             late_g=data["late_g"],

@@ -157,6 +157,28 @@ def test_what_no_cluster_can_finish_is_missed_and_runs_on_late() -> None:
     assert (plan.rows[0, 2:] != OFF).any()
 
 
+@pytest.mark.parametrize("seed", [0, 2, 3, 8, 13])
+def test_no_more_misses_are_excused_than_there_have_to_be(seed: int) -> None:
+    problem = cluster(seed, jobs=6, nodes=8, h=8, mean_h=3, load=1.3) if seed % 2 else drawn(seed, most_h=8)
+    plan = checked(solve(problem))
+    assert plan.excuse is not None
+    weight = sum(job.priority for job in problem.jobs if job.name in plan.missed)
+    assert 0 < plan.excuse[0] <= cluster_milp.least_misses(problem) * (1 + 1e-9) <= weight * (1 + 2e-9)
+
+
+def test_what_a_budget_leaves_out_is_proven_to_be_too_much() -> None:
+    problem = cluster(8, jobs=6, nodes=20, h=24, mean_h=3)
+    free = solve(problem)
+    assert free.excuse is None
+    plan = checked(solve(replace(problem, budget_g=0.3 * free.grams)))
+    weight = sum(job.priority for job in problem.jobs if job.name in plan.missed)
+    assert plan.excuse is not None
+    assert weight - 1 < plan.excuse[0] <= weight  # weights are whole, so no plan misses less
+    assert plan.excuse[1] > 0
+    again = Plan.from_dict(json.loads(json.dumps(plan.to_dict())))
+    assert again.excuse is not None and again.excuse[2].to_dict() == plan.excuse[2].to_dict()
+
+
 def test_a_budget_holds_and_the_weightiest_jobs_stay() -> None:
     problem = cluster(8, jobs=6, nodes=20, h=24, mean_h=3)
     free = solve(problem)
