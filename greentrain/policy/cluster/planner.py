@@ -271,7 +271,7 @@ class _Search:
         return max(0.0, max(left) - room), 0.0 if math.isinf(problem.budget_g) else scale, scaled
 
     def _parts(self, prices: Prices, met: Index) -> tuple[Prices, Array, float, Array]:
-        """Return prices, those of tokens as good as can be, parts of jobs, worth of the capacity, and sizes of terms."""
+        """Return prices, of tokens as good as can be; parts of jobs, worth of the capacity, and sizes of terms."""
         problem = self.problem
         nodes, watts = _written(prices.nodes), _written(prices.watts)
         paths = Paths(self.layout, met)
