@@ -10,11 +10,12 @@ import json
 import os
 import socket
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 
@@ -26,6 +27,7 @@ from greentrain.report.live.terminal import name_report
 from greentrain.session.session import GreenSession
 from greentrain.session.work_count import BatchGroup
 from greentrain.types import Phase, Topology
+from greentrain.utils.background import BackgroundCall
 from greentrain.utils.files import write_json
 from greentrain.utils.never_raise import never_raises, warn
 from greentrain.utils.topology import local_size
@@ -98,6 +100,8 @@ def calling(kind: type[T]) -> T | None:
     return None
 
 
+KEPT_S: Final = 5.0
+"""Longest wait for the totals of the last checkpoint (s), at the end and before they are read."""
 SessionLike = GreenSession | GreenConfig | Mapping[str, Any] | str | Path | None
 """A finished session, or anything GreenSession accepts."""
 
@@ -145,6 +149,7 @@ class Driver:
         self._token = 0
         self._tokens = 0
         self._samples = 0
+        self._keeping: BackgroundCall[None] | None = None
         self._undo: list[Callable[[], None]] = []
         self._alone = 0
         self.shards = self.ulysses = 1
@@ -392,14 +397,35 @@ class Driver:
 
     @never_raises
     def keep(self, folder: Any, rank: int, step: int) -> None:
-        """Write the totals as of the checkpoint of a step, one of the last ten, into the folder of all checkpoints."""
-        path = Path(folder) / f"greentrain_{rank}.json"
-        states = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        write_json(path, {**dict(list(states.items())[-9:]), str(step): self.session.state_dict()})
+        """Let a thread write the totals as of a step's checkpoint, one of the last ten, into the folder of all of them.
+
+        The disk may hang: only :meth:`stop` and :meth:`resume` wait for it, and not for long.
+        """
+        path, state, before = Path(folder) / f"greentrain_{rank}.json", self.session.state_dict(), self._keeping
+        before = None if before is None or before.has_ended else before
+
+        @never_raises
+        def write() -> None:
+            if before is not None:  # one after the other: each reads what the last one wrote
+                before.result(threading.TIMEOUT_MAX)
+            states = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+            newest = sorted(states, key=int)[-9:]  # a file's keys are in the order of letters
+            write_json(path, {**{of: states[of] for of in newest}, str(step): state})
+
+        self._keeping = BackgroundCall("greentrain-keep", write)
+
+    def _kept(self) -> None:
+        """Wait until what was kept is on the disk, KEPT_S at most."""
+        if self._keeping is not None and not self._keeping.has_ended:
+            try:
+                self._keeping.result(KEPT_S)
+            except TimeoutError:
+                warn("the totals of the last checkpoint may not be kept, as the disk hangs")
 
     @never_raises
     def resume(self, folder: Any, rank: int, step: int) -> None:
         """Go on with the totals that :meth:`keep` wrote there, if a step was loaded; of more ranks, new ones have 0."""
+        self._kept()
         for of in (rank, 0) if step else ():
             path = Path(folder) / f"greentrain_{of}.json"
             if path.exists():
@@ -425,3 +451,4 @@ class Driver:
             self._place = self._place if reason == "finished" else None
             self.session.close(reason)
             name_report(self.session.report_path)
+        self._kept()

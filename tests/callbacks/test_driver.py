@@ -2,7 +2,9 @@
 
 import copy
 import functools
+import json
 import re
+import threading
 import types
 import warnings
 from collections.abc import Callable
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from greentrain.callbacks import driver as driver_module
 from greentrain.callbacks.driver import Driver
 from greentrain.control.precision.gearbox import compiled_call
 from greentrain.errors import ConfigError, GreenTrainWarning, RunFolderError
@@ -51,6 +54,50 @@ def test_a_running_session_is_used_and_left_running(recorder: Make) -> None:
         driver.stop("finished")
         assert session.running
     assert session.folder == folder
+
+
+def test_a_checkpoint_never_waits_for_the_disk_and_the_end_does(
+    tmp_path: Path, recorder: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = recorder()
+    driver = Driver(session)
+    written, turn = driver_module.write_json, threading.Event()
+    writers: list[str] = []
+
+    def slow(path: Path, value: Any) -> None:
+        turn.wait()
+        writers.append(threading.current_thread().name)
+        written(path, value)
+
+    monkeypatch.setattr(driver_module, "write_json", slow)
+    monkeypatch.setattr(driver_module, "KEPT_S", 60.0)
+    with session:
+        for step in range(15):
+            driver.keep(tmp_path, 0, step)
+        path = tmp_path / "greentrain_0.json"
+        assert not path.exists()
+        threading.Thread(target=turn.set).start()
+        driver.stop("finished")
+        assert set(json.loads(path.read_text())) == {str(step) for step in range(5, 15)}, "the last ten"
+    assert set(writers) == {"greentrain-keep"}
+    again = recorder()
+    Driver(again).resume(tmp_path, 0, 14)
+    with again:
+        assert again.folder == session.folder
+
+
+def test_where_the_disk_hangs_the_end_says_so(tmp_path: Path, recorder: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    turn = threading.Event()
+    monkeypatch.setattr(driver_module, "write_json", lambda path, value: turn.wait())
+    monkeypatch.setattr(driver_module, "KEPT_S", 0.01)
+    session = recorder()
+    driver = Driver(session)
+    with session:
+        driver.keep(tmp_path, 0, 1)
+        with pytest.warns(GreenTrainWarning, match="last checkpoint may not be kept, as the disk hangs"):
+            driver.stop("finished")
+    turn.set()
+    driver._kept()
 
 
 @pytest.mark.parametrize("wanted", [True, False])
