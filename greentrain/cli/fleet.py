@@ -4,6 +4,8 @@ Exit codes: 0 fine, 1 something is not installed, 2 wrong usage or input, with o
 """
 
 import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -14,6 +16,7 @@ from greentrain.cli.terminal import Commands, JsonOption, console, ended_by_sign
 from greentrain.errors import ConfigError
 
 if TYPE_CHECKING:
+    from greentrain.control.fleet.controller import FleetController
     from greentrain.simulator.cluster.world import Event
 
 app = typer.Typer(name="fleet", cls=Commands, help="Many jobs on one cluster, as one plan.", no_args_is_help=True)
@@ -185,6 +188,15 @@ def run(
         bool, typer.Option("--dry-run", help="Change nothing: tell and note what would be done, and why.")
     ] = False,
     once: Annotated[bool, typer.Option("--once", help="Look and act once, and end.")] = False,
+    metrics_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Show metrics to Prometheus at this port; 0: any that is free.")
+    ] = None,
+    metrics_host: Annotated[
+        str, typer.Option(help="Address of that port; another than this machine's own needs a token.")
+    ] = "127.0.0.1",
+    token_file: Annotated[
+        Path | None, typer.Option(help="Holds the token that Prometheus sends; for you alone to read.")
+    ] = None,
 ) -> None:
     """Carry out one plan for all jobs beside their scheduler; start with --dry-run. Ctrl-C leaves jobs as they are."""
     from greentrain.control.fleet.controller import FleetController
@@ -195,18 +207,40 @@ def run(
     fleet = FleetSpec.read(spec)
     engine, state = open_engine(fleet), FleetState(fleet.state)
     controller = FleetController(fleet, engine, state, dry_run=dry_run, tell=lambda text: typer.echo(text))
-    try:
+    with ExitStack() as stack:
+        stack.callback(state.close)
+        stack.callback(controller.close)
         controller.start()
+        if metrics_port is not None:
+            stack.enter_context(_metrics(controller, fleet.state, metrics_port, metrics_host, token_file))
         if once:
             controller.turn()
             return
-        with ended_by_signal() as ended:
-            code = controller.run(ended)
-    finally:
-        controller.close()
-        state.close()
+        code = controller.run(stack.enter_context(ended_by_signal()))
     if code:
         raise typer.Exit(code)
+
+
+@contextmanager
+def _metrics(
+    controller: "FleetController", state: str, port: int, host: str, token_file: Path | None
+) -> Iterator[None]:
+    from greentrain.config.schema import PrometheusConfig
+    from greentrain.report.cluster import Cluster
+    from greentrain.report.live.prometheus import FleetMetrics, Page
+
+    cluster = Cluster(Path(), state)
+    config = PrometheusConfig(port=port, host=host, token_file=None if token_file is None else str(token_file))
+    try:
+        page = Page(config, 0, FleetMetrics(cluster, lambda: controller.replan_s))
+    except OSError as error:
+        raise ConfigError(f"--metrics-port {port}: nobody can listen there ({error.strerror or error})") from error
+    say(f"Metrics for Prometheus: http://{host}:{page.port}/metrics")
+    try:
+        yield
+    finally:
+        page.close()
+        cluster.close()
 
 
 @app.command()

@@ -17,6 +17,7 @@ import numpy as np
 from greentrain.errors import RunFolderError
 from greentrain.ledger.fleet_state import FleetAction, FleetJob, FleetNow, FleetSample, FleetState
 from greentrain.ledger.journal import RUN_JSON
+from greentrain.policy.cluster.explain import why
 from greentrain.policy.cluster.paths import Layout
 from greentrain.policy.cluster.planner import ended
 from greentrain.policy.cluster.problem import FORMAT, KIND, OFF, Array, Plan
@@ -113,37 +114,16 @@ class ClusterNow:
         Args:
             index: Index of the job in the problem.
         """
-        plan, now = self.plan, self.step
-        job, rows, edges = plan.problem.jobs[index], plan.rows[index], plan.problem.edges_s
-        late = job.name in plan.missed
-        later = np.flatnonzero(rows[now:] != OFF) + now
-        if not later.size and (rows != OFF).any():
-            return JobNow("done")
-        if not later.size:
-            return JobNow("left out", "a place: none is left before its deadline, or in the budget")
-        at = int(later[0])
-        if at == now:
-            until = next(b for a, b, _ in plan.runs(index) if a <= now < b)
-            return JobNow("late" if late else "running", None, float(edges[until]), job.rows[rows[now]].name)
+        plan, rows = self.plan, self.plan.rows[index]
+        job, found = plan.problem.jobs[index], why(plan, plan.problem.jobs[index].name, self.t_s)
+        if found.row:
+            until = next(b for a, b, _ in plan.runs(index) if a <= self.step < b)
+            return JobNow("late" if found.missed else "running", None, float(plan.problem.edges_s[until]), found.row)
+        if found.starts_s is None:
+            return JobNow("done") if (rows != OFF).any() else JobNow("left out", found.reason())
         if job.release_s > self.t_s:
             return JobNow("planned", "its release", job.release_s)
-        return JobNow("late" if late else "waiting", self._why(index, at), float(edges[at]))
-
-    def _why(self, index: int, at: int) -> str:
-        """Return in words what is dearer now than in the step in which a job begins, at the plan's prices."""
-        problem, now = self.plan.problem, self.step
-        row = problem.jobs[index].rows[self.plan.rows[index, at]]
-        pool = problem.pool_index[row.pool]
-        site = problem.site_index[problem.pools[pool].site]
-        grid, kw = problem.sites[site], row.power_w / 1000
-        cleaner = f"a cleaner grid, {grid.g_per_kwh[at]:.0f} g/kWh in place of {grid.g_per_kwh[now]:.0f}"
-        costs = {
-            f"nodes of {row.pool}": row.nodes * self.node_price[pool],
-            f"watts of {grid.name}": kw * self.watt_price[site],
-            cleaner: kw * grid.g_per_kwh * grid.pue,
-        }
-        best = max(costs, key=lambda what: float(costs[what][now] - costs[what][at]))
-        return best if costs[best][now] > costs[best][at] else "its turn: others come first in the plan"
+        return JobNow("late" if found.missed else "waiting", found.reason(), found.starts_s)
 
     def to_dict(self) -> dict[str, Any]:
         """Return it in plain JSON types; what is not limited, or not known, is null."""

@@ -108,7 +108,7 @@ def test_the_commands_and_options_are_these() -> None:
             "--trace", "--zones",
         ],
         "plan": ["--declared", "--json", "--out", "spec"],
-        "run": ["--dry-run", "--once", "spec"],
+        "run": ["--dry-run", "--metrics-host", "--metrics-port", "--once", "--token-file", "spec"],
         "explain": ["--json", "job", "spec"],
     }  # fmt: skip
     fpga = typer.main.get_group(cli_fpga.app).commands

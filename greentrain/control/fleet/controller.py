@@ -83,6 +83,8 @@ class FleetController:
         self._known: list[Known] = []
         self.plan: Plan | None = None
         """The plan of now; None: there was nothing to plan yet."""
+        self.replan_s: float | None = None
+        """What it took (s)."""
         self._seen: tuple[Any, ...] = ()
         self._hours: list[Array] = []
         self._tried: dict[tuple[str, str, str], int] = {}
@@ -387,10 +389,12 @@ class FleetController:
         return found.starts_s is None and not found.row and not found.missed
 
     def _replan(self, view: EngineView, events: Sequence[SiteEvent], now_s: float) -> None:
+        begun_s = time.monotonic()
         self._hours = self._grids.hours(now_s, HOURS_AHEAD)
         new = problem(self._spec, self._known, view, self._hours, events, now_s)
         warm = None if self.plan is None else self.plan.prices.carried(self.plan.problem, new)
         self.plan = solve(new, warm)
+        self.replan_s = time.monotonic() - begun_s
 
     def _planned(self, job: Known, now_s: float) -> tuple[Row, float] | None:
         """Return the row of the plan for a job now, and until when it stays (s, fleet's time); None: it is off."""

@@ -163,21 +163,20 @@ _MOST_ACTIONS: Final = 5000
 class FleetMetrics:
     """Makes metrics of the state that a fleet's controller keeps, when asked. A collector of ``prometheus_client``.
 
-    A controller shows them by ``Page(PrometheusConfig(port=PORT), 0, FleetMetrics(Cluster(FOLDER, STATE)))``. A state
-    that cannot be read is no answer: to Prometheus the target is down. Grams count from a day before the first scrape.
+    ``Page(PrometheusConfig(port=PORT), 0, FleetMetrics(Cluster(FOLDER, STATE)))`` shows them. A state that cannot be
+    read is no answer: to Prometheus the target is down. Grams count from a day before the first scrape.
 
     Args:
         cluster: The fleet.
+        replan_s: Returns what the controller took for its last plan (s); None: not known.
     """
 
-    def __init__(self, cluster: "Cluster") -> None:
-        self._cluster = cluster
+    def __init__(self, cluster: "Cluster", replan_s: Callable[[], float | None] = lambda: None) -> None:
+        self._cluster, self._replan_s = cluster, replan_s
         self._grams: Counter[str] = Counter()
         self._until_s: dict[str, float] = {}
         self._actions: Counter[tuple[str, str]] = Counter()
         self._counted: frozenset[int] = frozenset()
-        self.replan_s: float | None = None
-        """What the controller took for its last plan (s); it says so here."""
 
     def collect(self) -> "Iterator[Metric]":
         """Yield what is known; what is not has no sample.
@@ -208,7 +207,7 @@ class FleetMetrics:
         yield _gauge("fleet_controller_alive", text, [(me, float(fleet.controller.alive))], _FLEET)
         heard = [(me, fleet.controller.beat_s or None)]
         yield _gauge("fleet_heartbeat_timestamp_seconds", "When the controller was last heard of.", heard, _FLEET)
-        yield _gauge("fleet_replan_seconds", "What the last plan took.", [(me, self.replan_s)], _FLEET)
+        yield _gauge("fleet_replan_seconds", "What the last plan took.", [(me, self._replan_s())], _FLEET)
         yield _gauge("fleet_jobs", "Jobs, by state.", jobs, (*_FLEET, "state"))
         yield _counter("fleet_actions", "What the controller did, by outcome.", actions, (*_FLEET, "verb", "outcome"))
         yield _counter("fleet_emissions_grams", "CO2e of the jobs, as far as it is known.", grams, (*_FLEET, "site"))

@@ -66,9 +66,7 @@ def fleet_page(folder: Path) -> Iterator[Page]:
     clock = HandClock(time.time() - HandClock.unix_offset_s)
     cluster = Cluster(folder)
     with controlled(folder / "fleet.db", clock):
-        figures = FleetMetrics(cluster)
-        figures.replan_s = 1.0
-        page = Page(PrometheusConfig(port=0), 0, figures)
+        page = Page(PrometheusConfig(port=0), 0, FleetMetrics(cluster, lambda: 1.0))
         try:
             yield page
         finally:

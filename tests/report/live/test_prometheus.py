@@ -416,7 +416,8 @@ def test_a_fleets_page_says_what_its_state_says(tmp_path: Path) -> None:
     clock = HandClock(time.time() - HandClock.unix_offset_s)  # by that of this machine a controller is alive or not
     now_s = clock.unix_s()
     cluster = Cluster(tmp_path)
-    figures = FleetMetrics(cluster)
+    took: list[float | None] = [None]
+    figures = FleetMetrics(cluster, lambda: took[-1])
     with controlled(tmp_path / "fleet.db", clock) as state:
         shown = Page(PrometheusConfig(port=0), 0, figures)
         try:
@@ -448,7 +449,7 @@ def test_a_fleets_page_says_what_its_state_says(tmp_path: Path) -> None:
             ]
             more = FleetSample(t_s=now_s + 20, site="oslo", power_w=3000.0, basis="measured", cap_w=5500.0, grams=7.0)
             state.write(jobs=late, samples=[more])
-            figures.replan_s = 2.5
+            took.append(2.5)
             for _ in range(2):
                 found = samples(page(shown.port))
                 assert value(found, "fleet_emissions_grams_total", site="oslo") == 4007.0, "each sample once"

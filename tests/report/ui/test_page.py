@@ -388,8 +388,11 @@ def test_a_cluster_shows_its_jobs_caps_and_prices(tmp_path: Path, chrome: Chrome
             "Object.fromEntries([...document.querySelectorAll('#cluster-jobs tr')].map(row =>"
             " [row.dataset.job.slice(0, 6), row.cells[2].innerText]))"
         )
-        assert "running fp8 on 4 until " in rows[EVIL[:6]] and "waits: nodes of gpu until " in rows["vision"]
-        assert "a cleaner grid, 100 g/kWh in place of 400" in rows["night"] and "left out" in rows["rest"]
+        assert (
+            "running fp8 on 4 until " in rows[EVIL[:6]]
+            and "until then nodes are worth more to others" in rows["vision"]
+        )
+        assert "at 100 g/kWh in place of 400 now" in rows["night"] and "left out" in rows["rest"]
         (night,) = chrome.run(
             "[...document.querySelectorAll('tr[data-job=night] rect[class^=f-]')].map(one =>"
             " [one.getAttribute('class'), parseFloat(one.getAttribute('x')), parseFloat(one.getAttribute('width'))])"
@@ -412,9 +415,9 @@ def test_a_cluster_shows_its_jobs_caps_and_prices(tmp_path: Path, chrome: Chrome
         assert prices[2].endswith("with the price of scarce watts 550 g/kWh, grid, with PUE 500 g/kWh")
         assert prices[4].endswith("price 250 g/h")
         chrome.click("#c-job")
-        chrome.write("cleaner grid")
+        chrome.write("in place of 400")
         chrome.wait("document.querySelectorAll('#cluster-jobs tr').length === 1")
-        assert chrome.run("document.activeElement.id") == "c-job" and "job=cleaner" in chrome.run("location.hash")
+        assert chrome.run("document.activeElement.id") == "c-job" and "job=in" in chrome.run("location.hash")
         chrome.run("document.getElementById('c-job').blur()")
         chrome.run("location.hash = '#view=cluster&doing=waiting'")
         chrome.wait("document.getElementById('cluster-count').textContent === '2 of 6 jobs'")
