@@ -50,6 +50,8 @@ class _Step:
     verb: str
     what: str
     do: Callable[[], None]
+    reason: str = ""
+    """Empty: what the plan says of the job."""
 
 
 class FleetController:
@@ -344,22 +346,16 @@ class FleetController:
                 share, until_s = asked, max(e.event.end_s for e in holding)
         known_cap = _cap_file(job)
         real_end_s = self._time.real(until_s)
+        reason = holding[0].event.reason or "a power event" if holding else "the plan of the fleet"
         if share >= 1.0:
-            return [] if known_cap is None else [_Step(job=job, verb="cap", what="lifted", do=lambda: _lift(job))]
+            step = _Step(job=job, verb="cap", what="lifted", do=lambda: _lift(job), reason="no cap is needed any more")
+            return [] if known_cap is None else [step]
         if known_cap is not None and abs(known_cap[0] - share) < 1e-6 and known_cap[1] >= real_end_s:
             return []
-        hours = max(
-            0.01, (real_end_s - self._clock()) / S_PER_HOUR + 1.0
-        )  # longer, and renewed: a late plan lifts none
-        reason = holding[0].event.reason or "a power event" if holding and share < 1.0 else "the plan of the fleet"
-        return [
-            _Step(
-                job=job,
-                verb="cap",
-                what=f"to {share:.0%} until {iso(until_s)}",
-                do=lambda: _cap(job, share, hours, reason),
-            )
-        ]
+        # Longer than it holds, and renewed or lifted: a plan that is late lifts none.
+        hours = max(0.01, (real_end_s - self._clock()) / S_PER_HOUR + 1.0)
+        what = f"to {share:.0%} until {iso(until_s)}"
+        return [_Step(job=job, verb="cap", what=what, do=lambda: _cap(job, share, hours, reason), reason=reason)]
 
     # -- what should be ----------------------------------------------------------------------------------------
 
@@ -449,9 +445,9 @@ class FleetController:
             if key in self._tried:
                 continue
             self._tried[key] = self._turn
-            reason = "demand response" if self.plan is None or step.job.name not in _names(self.plan) else (
-                why(self.plan, step.job.name, now_s).reason()
-            )  # fmt: skip
+            reason = step.reason
+            if not reason and self.plan is not None:
+                reason = why(self.plan, step.job.name, now_s).reason()
             seq = self._state.intend(
                 step.job.name, step.verb, t_s=now_s, what=step.what, reason=reason, dry_run=self._dry
             )

@@ -232,6 +232,7 @@ def test_demand_response_reaches_runs_before_the_plan(tmp_path: Path) -> None:
         assert told["percent"] == 70 and "the grid asks" in told["reason"] and told["hours"] >= 0.9
         (action,) = [one for one in found.state.actions() if one.verb == "cap"]
         assert action.outcome == "done" and action.what.startswith("to 70% until 2022-06-01T01:0")
+        assert action.reason == "the grid asks"
         assert "slurmctld is away" in found.state.now().controller.note
         found.engine.broken = ""
         found.at(1.2)
