@@ -19,6 +19,7 @@ from greentrain.errors import CarbonSignalError, ConfigError, TraceError
 from greentrain.policy.outlook import Array
 from greentrain.simulator.grid_trace import GridTrace
 from greentrain.types import S_PER_HOUR, CarbonBasis, CarbonSignal, iso
+from greentrain.utils.never_raise import call_if_present
 from greentrain.utils.validation import choice
 
 _BASES: Final = tuple(basis.value for basis in CarbonBasis)
@@ -229,15 +230,12 @@ def _opened(carbon: CarbonConfig) -> Iterator[CarbonSignal]:
     """Open a live signal, wait for its first answer, and close it in the end."""
     signal = open_signal(carbon)
     try:
-        for method, args in (("start", ()), ("wait", (WAIT_S,))):
-            call = getattr(signal, method, None)
-            if call is not None:
-                call(*args)
+        call_if_present(signal, "start")
+        if (wait := getattr(signal, "wait", None)) is not None:
+            wait(WAIT_S)
         yield signal
     finally:
-        close = getattr(signal, "close", None)
-        if close is not None:
-            close()
+        call_if_present(signal, "close")
 
 
 def _listen(signal: CarbonSignal, start_s: float, hours: int) -> None:

@@ -4,18 +4,20 @@ The split of a step that was published for an RLHF pipeline with cards beside th
 are paid for once they have saved the carbon that went into making them, which is never where they save nothing.
 """
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from greentrain.errors import ConfigError
 from greentrain.ledger.embodied import DEVICES
 from greentrain.policy.offload.stages import MOVABLE, Stage
 from greentrain.simulator.pipeline.simulate import StepOutcome, amdahl
-from greentrain.simulator.pipeline.table import PipelineTable, StageRow
+from greentrain.simulator.pipeline.table import PipelineTable
+from greentrain.simulator.pipeline.table_sources import read_table
 from greentrain.types import G_PER_KG, S_PER_HOUR
-from greentrain.utils.quantities import SourcedNumber, SourceKind
 from greentrain.utils.validation import bound
 
 
@@ -46,44 +48,17 @@ def caps(table: PipelineTable) -> tuple[Cap, ...]:
 
 
 NAME: Final = "published"
-STEP_S: Final = 21.0
-GENERATE: Final = 0.43
-TRAIN: Final = 0.36
-_PAPER: Final = "EcoRL-Sched"
-_PASSES: Final = {Stage.CRITIC: 1.05, Stage.REFERENCE: 1.68, Stage.REWARD: 1.68}
-"""Seconds into which the published share of all inference is cut here (5, 8 and 8 % of the step)."""
-_POWER: Final = "an H100 of a training node, Morrison et al., arXiv 2503.05804: "
 
 
 def published() -> PipelineTable:
-    """Return the table: shares and step published, their parts and all watts assumed. It has no card."""
-    rows = {
-        Stage.GENERATE: _row(GENERATE * STEP_S, SourceKind.PUBLISHED, f"{_PAPER}: 43 % of a step of 21 s"),
-        **{
-            stage: _row(seconds, SourceKind.ASSUMED, f"a part of the 21 % that {_PAPER} has for all inference")
-            for stage, seconds in _PASSES.items()
-        },
-        Stage.TRAIN: _row(TRAIN * STEP_S, SourceKind.PUBLISHED, f"{_PAPER}: 36 % of a step of 21 s"),
-    }
-    return PipelineTable(
-        name="published split 43/21/36 of 21 s",
-        rows=rows,
-        tokens=256 * 512,
-        sequences=256,
-        gpu="H100",
-        gpu_idle_w=SourcedNumber(
-            value=100, unit="W", kind=SourceKind.ASSUMED, source=f"{_POWER}just over 100 W while it waits"
-        ),
-        notes=(
-            "Published: the shares 43/21/36 and the 21 s. Assumed: into which passes the 21 % fall, 256 rollouts of "
-            "512 tokens, and all watts, of one GPU.",
-        ),
+    """Return the table of ``published.yaml``."""
+    found = read_table(Path(__file__).with_name("published.yaml"))
+    note = (
+        "Published: the shares 43/21/36 and the 21 s. Assumed: into which passes the 21 % fall, 256 rollouts of "
+        "512 tokens, and all watts, of one GPU."
     )
-
-
-def _row(seconds: float, kind: SourceKind, source: str) -> StageRow:
-    watts = SourcedNumber(value=600, unit="W", kind=SourceKind.ASSUMED, source=f"{_POWER}over 600 W")
-    return StageRow(gpu_s=SourcedNumber(value=seconds, unit="s", kind=kind, source=source), gpu_w=watts)
+    rows = {stage: found.rows[stage] for stage in (Stage.GENERATE, *MOVABLE, Stage.TRAIN)}
+    return dataclasses.replace(found, rows=rows, embodied_source="", notes=(note,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,15 +95,7 @@ class BreakEven:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON types; ``steps`` and ``hours`` are null where it is never."""
-        return {
-            "cards": self.cards,
-            "saved_g_per_step": self.saved_g_per_step,
-            "embodied_kg": list(self.embodied_kg),
-            "never": self.steps is None,
-            "steps": None if self.steps is None else list(self.steps),
-            "hours": None if self.hours is None else list(self.hours),
-            "source": self.source,
-        }
+        return {**dataclasses.asdict(self), "never": self.steps is None}
 
 
 def footprint(card: str, given_kg: Sequence[float] | None = None) -> CardFootprint | None:
