@@ -8,10 +8,8 @@ import dataclasses
 import itertools
 import json
 import math
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +19,7 @@ from greentrain.fpga_backend.roofline.cards import CardSpec
 from greentrain.fpga_backend.roofline.counts import BatchLayout, footprint
 from greentrain.fpga_backend.roofline.latency import Bound, service
 from greentrain.fpga_backend.roofline.shape import Head, program_of
+from greentrain.utils.files import packaged_toml
 from greentrain.utils.validation import nearest
 
 
@@ -198,9 +197,7 @@ def _served(point: DesignPoint, program: Program, card: CardSpec) -> DesignPoint
 
 PRESETS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     name: (row["repository"], row["config"])
-    for name, row in tomllib.loads(
-        resources.files("greentrain.fpga_backend.explore").joinpath("models.toml").read_text(encoding="utf-8")
-    ).items()
+    for name, row in packaged_toml("greentrain.fpga_backend.explore", "models.toml").items()
 }
 """Repository and configuration of known models, by name."""
 MANIFEST = "artifact.json"

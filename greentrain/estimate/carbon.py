@@ -7,11 +7,9 @@ servers and the building are in neither. Per parameter, the SCI counts all param
 meets: in a mixture of experts these differ.
 """
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from importlib import resources
 from pathlib import Path
 from typing import Final
 
@@ -34,6 +32,7 @@ from greentrain.ledger.embodied import (
 )
 from greentrain.ledger.sci import SciScore, sci_scores
 from greentrain.types import G_PER_KG, S_PER_HOUR, iso
+from greentrain.utils.files import packaged_toml
 from greentrain.utils.quantities import SourceKind
 from greentrain.utils.validation import bound, choice
 
@@ -277,9 +276,7 @@ class Die:
     kind: SourceKind
 
 
-_SILICON: Final = tomllib.loads(
-    resources.files("greentrain.estimate").joinpath("silicon.toml").read_text(encoding="utf-8")
-)
+_SILICON: Final = packaged_toml("greentrain.estimate", "silicon.toml")
 FABS: Final[Mapping[int, Fab]] = {int(nm): Fab(**row) for nm, row in _SILICON["fab"].items()}
 """By node (nm)."""
 DIES: Final[Mapping[str, Die]] = {

@@ -19,10 +19,8 @@ A user's YAML has the format of ``utils/devices.toml``. A name of the table with
 import dataclasses
 import functools
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,6 +29,7 @@ from greentrain.estimate.values import Assumption, Range
 from greentrain.ledger.embodied import DEVICES
 from greentrain.types import Gear
 from greentrain.utils.devices import check_keys, device_rows, sourced, three
+from greentrain.utils.files import packaged_toml
 from greentrain.utils.quantities import SourcedNumber, SourceKind
 from greentrain.utils.validation import bound, nearest
 
@@ -277,13 +276,12 @@ _UNITS: Final = {"units": "units", "expert_nodes": "nodes", "reserve_bytes": "B"
 
 
 def _read_practice() -> dict[str, dict[str, SourcedNumber]]:
-    text = resources.files("greentrain.estimate").joinpath("practice.toml").read_text(encoding="utf-8")
     return {
         group: {
             name: sourced(row, _UNITS.get(group, _UNITS.get(name, "1")), f"practice.toml: {group}.{name}", {})
             for name, row in rows.items()
         }
-        for group, rows in tomllib.loads(text).items()
+        for group, rows in packaged_toml("greentrain.estimate", "practice.toml").items()
     }
 
 

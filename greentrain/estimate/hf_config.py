@@ -5,15 +5,14 @@ most. What a shape cannot say of a model stands in the notes.
 """
 
 import json
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
 from greentrain.errors import ConfigError
 from greentrain.estimate.model_shape import Flags, ModelShape, as_flag
+from greentrain.utils.files import packaged_toml
 from greentrain.utils.validation import nearest
 
 FLAGS: Final = "--layers, --d-model, --heads, --kv-heads, --d-ff, --vocabulary, and --experts, --experts-per-token,"
@@ -46,10 +45,7 @@ class _Family:
 
 
 _FAMILIES: Final[Mapping[str, _Family]] = {
-    kind: _Family(**row)
-    for kind, row in tomllib.loads(
-        resources.files("greentrain.estimate").joinpath("families.toml").read_text(encoding="utf-8")
-    ).items()
+    kind: _Family(**row) for kind, row in packaged_toml("greentrain.estimate", "families.toml").items()
 }
 _ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
     "hidden_size": ("n_embd", "n_embed"),

@@ -14,10 +14,8 @@ import contextlib
 import dataclasses
 import functools
 import math
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -34,6 +32,7 @@ from greentrain.estimate.search import Optimum, Takes, search, smallest_count
 from greentrain.estimate.values import Assumption, Range
 from greentrain.estimate.workload import Workload
 from greentrain.types import S_PER_HOUR, DeviceKind, Gear
+from greentrain.utils.files import packaged_toml
 from greentrain.utils.quantities import SourceKind
 
 WEIGHT: Final = 0.5
@@ -77,8 +76,9 @@ def middle(by_table: _Number, by_search: _Number) -> _Number:
 @functools.cache
 def shipped() -> Blend:
     """Return the package's."""
-    text = resources.files("greentrain.estimate").joinpath("blend.toml").read_text(encoding="utf-8")
-    return Blend(peak=mfu.shipped(), optimum=mfu.of_optimum(), width=width(tomllib.loads(text)))
+    return Blend(
+        peak=mfu.shipped(), optimum=mfu.of_optimum(), width=width(packaged_toml("greentrain.estimate", "blend.toml"))
+    )
 
 
 def width(data: Mapping[str, Any]) -> float:

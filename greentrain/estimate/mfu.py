@@ -10,10 +10,8 @@ the table and says how well it holds on families that it has not seen.
 
 import functools
 import math
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any, Final
 
 from greentrain.errors import ConfigError
@@ -22,6 +20,7 @@ from greentrain.estimate.model_shape import FLOP_PER_PARAMETER_TOKEN, ModelShape
 from greentrain.estimate.values import Assumption, Range, product
 from greentrain.estimate.workload import Workload
 from greentrain.types import S_PER_HOUR, Gear
+from greentrain.utils.files import packaged_toml
 from greentrain.utils.quantities import SourcedNumber, SourceKind
 
 REFERENCE_PARAMETERS: Final = 1e10
@@ -123,15 +122,13 @@ class MfuEstimate:
 @functools.cache
 def shipped() -> MfuTable:
     """Return the table of the package."""
-    text = resources.files("greentrain.estimate").joinpath("mfu.toml").read_text(encoding="utf-8")
-    return table(tomllib.loads(text))
+    return table(packaged_toml("greentrain.estimate", "mfu.toml"))
 
 
 @functools.cache
 def of_optimum() -> MfuTable:
     """Return, in the same form, the share of real hours that the search's optimum is: divide the optimum by it."""
-    text = resources.files("greentrain.estimate").joinpath("optimum.toml").read_text(encoding="utf-8")
-    return table(tomllib.loads(text))
+    return table(packaged_toml("greentrain.estimate", "optimum.toml"))
 
 
 def table(data: Mapping[str, Any]) -> MfuTable:

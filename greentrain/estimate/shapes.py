@@ -3,10 +3,8 @@
 import dataclasses
 import functools
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +12,7 @@ from greentrain.errors import ConfigError
 from greentrain.estimate import hf_config
 from greentrain.estimate.hf_config import FLAGS, ConfigShape
 from greentrain.estimate.model_shape import Flags, ModelShape, sized
+from greentrain.utils.files import packaged_toml
 from greentrain.utils.validation import build, nearest
 
 _SHAPE: Final = frozenset(field.name for field in dataclasses.fields(ModelShape))
@@ -62,9 +61,8 @@ def find(name: str) -> ModelShape:
 @functools.cache
 def presets() -> Mapping[str, Preset]:
     """Return the presets by name, with their sources."""
-    text = resources.files("greentrain.estimate").joinpath("shapes.toml").read_text(encoding="utf-8")
     found: dict[str, Preset] = {}
-    for family, common in tomllib.loads(text).items():
+    for family, common in packaged_toml("greentrain.estimate", "shapes.toml").items():
         for name, size in common["sizes"].items():
             row = {**{key: value for key, value in common.items() if key != "sizes"}, **size}
             found[name] = _preset(name, row, f"shapes.toml: {family}.")

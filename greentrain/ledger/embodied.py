@@ -10,14 +10,13 @@ A device without a figure has no rate (None), and :func:`why_unknown` says why; 
 
 import os
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any, Final, NamedTuple
 
 from greentrain.config.schema import CarbonConfig
 from greentrain.types import G_PER_KG, S_PER_HOUR, S_PER_YEAR, Device, DeviceKind
+from greentrain.utils.files import packaged_toml
 
 CPU_PACKAGE_KG: Final = 1.47
 """Server CPU at 16 nm: 1.47 cm2 x 1.0 kg/cm2 (LLMCarbon, data/hardware.csv, read 2026-11)."""
@@ -52,7 +51,7 @@ class DeviceFootprint:
 
 
 def _read() -> Iterator[DeviceFootprint]:
-    table = tomllib.loads(resources.files("greentrain.ledger").joinpath("embodied.toml").read_text(encoding="utf-8"))
+    table = packaged_toml("greentrain.ledger", "embodied.toml")
     for row in table["device"]:
         (low, mid, high), source = row["kg"], table["sources"].get(row["source"], row["source"])
         yield DeviceFootprint(

@@ -1,12 +1,11 @@
 """The devices of ``devices.toml``: what estimates, the design space of cards and the emulator know of them."""
 
 import functools
-import tomllib
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from typing import Any, Final
 
 from greentrain.errors import ConfigError
+from greentrain.utils.files import packaged_toml
 from greentrain.utils.quantities import SourcedNumber, SourceKind
 from greentrain.utils.validation import bound, choice, nearest
 
@@ -23,7 +22,7 @@ DEVICE_KINDS: Final = (
 @functools.cache
 def device_rows() -> Mapping[str, Mapping[str, Any]]:
     """Return the rows of ``devices.toml`` by the name of the device."""
-    return tomllib.loads(resources.files("greentrain.utils").joinpath("devices.toml").read_text(encoding="utf-8"))
+    return packaged_toml("greentrain.utils", "devices.toml")
 
 
 def sourced(

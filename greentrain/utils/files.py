@@ -92,3 +92,16 @@ def cache_folder(environ: Mapping[str, str] | None = None, *, part: str = "") ->
     if why := private_files.foreign(str(folder)):
         raise RuntimeError(f"{folder} is not trusted: {why}; name another folder in {ENV_DIR}")
     return folder
+
+
+def packaged_toml(package: str, name: str) -> dict[str, Any]:
+    """Return a table that comes with a room.
+
+    Args:
+        package: Dotted name of the room, as ``greentrain.estimate``.
+        name: Name of the file in it.
+    """
+    import tomllib
+    from importlib import resources
+
+    return tomllib.loads(resources.files(package).joinpath(name).read_text(encoding="utf-8"))
