@@ -229,15 +229,7 @@ class ActionTable:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the table in plain JSON types."""
-        return {
-            "format": FORMAT,
-            "device": self.device,
-            "world_size": self.world_size,
-            "tokens_per_step": self.tokens_per_step,
-            "created_unix_s": self.created_unix_s,
-            "versions": dict(self.versions),
-            "costs": [asdict(cost) for cost in self.costs],
-        }
+        return {"format": FORMAT, **asdict(self)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "ActionTable":

@@ -107,20 +107,6 @@ def _sense_of(folder: Path) -> "Iterator[None]":
         ) from error
 
 
-def write_report(folder: Path | str) -> Path:
-    """Read a run folder, write all report files into it and return the path of report.html.
-
-    The journals are only read. A run that is still going gets the figures so far.
-
-    Args:
-        folder: The run's folder.
-
-    Raises:
-        RunFolderError: The folder is no run folder, or cannot be written.
-    """
-    return RunReport.read(folder).write()
-
-
 CLOSE_WAIT_S: Final = 5.0
 """How long rank 0 waits for the others' closing lines (s)."""
 

@@ -37,7 +37,7 @@ from greentrain.ledger.reader import read_run
 from greentrain.ledger.run_folder import ENV_RUN_ID
 from greentrain.power import claims
 from greentrain.power.claims import Claims
-from greentrain.report import compare, table, write_report
+from greentrain.report import compare, table
 from greentrain.report.live.terminal import live_text
 from greentrain.report.summary import summarize
 from greentrain.session.session import GreenSession
@@ -46,6 +46,7 @@ from greentrain.utils import redact
 from greentrain.utils.files import write_json
 from greentrain.utils.http_access import token_of
 from tests.helpers.flat_meter import FlatMeter
+from tests.report.run_folders import write_report
 
 ROOT = Path(__file__).parents[2]
 FROZEN = ROOT / "tests" / "data" / "run-format-1"

@@ -15,12 +15,11 @@ from greentrain.ledger.journal import check_entry, entry_from_json, entry_to_jso
 from greentrain.ledger.pue import ConstantPue
 from greentrain.ledger.reader import read_run
 from greentrain.ledger.totals import EntrySums, Totals
-from greentrain.report import write_report
 from greentrain.report.summary import cost_text, summarize
 from greentrain.report.table import render
 from greentrain.types import CarbonKind, LedgerEntry
 from tests.ledger.test_bookkeeper import _curve
-from tests.report.run_folders import one_rank
+from tests.report.run_folders import one_rank, write_report
 
 SIGNAL = ConstantSignal(360.0, zone="test", source="test")
 

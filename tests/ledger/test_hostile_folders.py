@@ -13,11 +13,11 @@ from greentrain.errors import RunFolderError
 from greentrain.ledger.journal import Journal, JournalTail, rank_path, read_journal
 from greentrain.ledger.reader import read_run, sums_of_others
 from greentrain.ledger.run_folder import is_finished
-from greentrain.report import RunReport, write_report
+from greentrain.report import RunReport
 from greentrain.report.fleet.audit import audit
 from greentrain.report.fleet.reading import read_folder
 from greentrain.report.live.follow import RunFollow
-from tests.report.run_folders import CPU, GPU, Folder, device, entry
+from tests.report.run_folders import CPU, GPU, Folder, device, entry, write_report
 
 T0_S = 1_700_000_000.0
 LIMIT_S = 20

@@ -13,11 +13,11 @@ import pytest
 from greentrain.errors import ConfigError, NewerFormatError, RunFolderError
 from greentrain.ledger.journal import KINDS, NOTE, read_journal
 from greentrain.ledger.reader import RunRecord, read_run, sums_of_others
-from greentrain.report import write_report
 from greentrain.report.summary import summarize
 from greentrain.session.session import STATE_FORMAT, GreenSession
 from greentrain.types import FORMAT_VERSION, Topology
 from tests.helpers.flat_meter import FlatMeter
+from tests.report.run_folders import write_report
 
 DATA = Path(__file__).resolve().parents[1] / "data" / f"run-format-{FORMAT_VERSION}"
 EXPECTED: dict[str, Any] = json.loads((DATA / "expected.json").read_text(encoding="utf-8"))

@@ -9,6 +9,7 @@ from typing import Any
 from greentrain.config.schema import GreenConfig
 from greentrain.ledger.journal import Journal, entry_to_json, rank_path
 from greentrain.ledger.totals import Totals
+from greentrain.report import RunReport
 from greentrain.types import CarbonPoint, DeviceEnergy, GearUse, LedgerEntry, Provenance
 
 T0_S = 1_767_225_600.0
@@ -317,3 +318,8 @@ def showcase(root: Path, *, hours: float = 6.0, ranks: int = 4, step_s: float = 
         folder.rank(rank, sensors, entries[:cut], reason="sigterm", events=events)
         folder.rank(rank, sensors, entries[cut:])
     return folder.path
+
+
+def write_report(folder: Path) -> Path:
+    """Read a run folder, write all report files into it and return the path of report.html."""
+    return RunReport.read(folder).write()

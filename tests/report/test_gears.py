@@ -9,11 +9,11 @@ from rich.console import Console
 
 from greentrain.ledger.reader import read_run
 from greentrain.ledger.totals import Totals
-from greentrain.report import compare, table, write_report
+from greentrain.report import compare, table
 from greentrain.report.series import build_series
 from greentrain.report.summary import MAX_EVENTS, MAX_SHIFTS, gear_table, layer_figures, summarize
 from greentrain.types import GearUse
-from tests.report.run_folders import GPU, LAYERS, T0_S, Folder, device, entry, one_rank, two_gears
+from tests.report.run_folders import GPU, LAYERS, T0_S, Folder, device, entry, one_rank, two_gears, write_report
 
 
 def _summary(folder: Path) -> dict[str, Any]:

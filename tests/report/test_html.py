@@ -14,11 +14,10 @@ from typing import Any
 
 import pytest
 
-from greentrain.report import write_report
 from greentrain.report.html import headline
 from greentrain.utils import quantities
 from tests.report.planned_run import planned
-from tests.report.run_folders import GPU, T0_S, Folder, device, entry, one_rank, showcase
+from tests.report.run_folders import GPU, T0_S, Folder, device, entry, one_rank, showcase, write_report
 
 CHROMIUM = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None

@@ -10,14 +10,14 @@ import pytest
 from rich.console import Console
 
 from greentrain.ledger.reader import read_run
-from greentrain.report import table, write_report
+from greentrain.report import table
 from greentrain.report.charts import Chart
 from greentrain.report.plan import plan_line, plan_texts, three_rows
 from greentrain.report.plan_chart import plan_chart
 from greentrain.report.series import build_series
 from greentrain.report.summary import summarize
 from tests.report.planned_run import BF16, DAY, FP8, GRID, OFF, START_S, facts, planned
-from tests.report.run_folders import CPU, GPU, T0_S, Folder, device, entry, one_rank
+from tests.report.run_folders import CPU, GPU, T0_S, Folder, device, entry, one_rank, write_report
 
 
 def _both(folder: Path, **more: Any) -> tuple[dict[str, Any], Chart]:
