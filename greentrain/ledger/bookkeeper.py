@@ -10,6 +10,7 @@ import copy
 import dataclasses
 import itertools
 import math
+import operator
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -185,7 +186,7 @@ class PhaseTimeline:
 
     def cut(self, t1_s: float) -> PhaseSlice:
         """Return the slice from the end of the last one to ``t1_s`` and drop its marks."""
-        marks = sorted(self._pending, key=_time)
+        marks = sorted(self._pending, key=operator.itemgetter(0))  # by their time
         bounds = [self._t_s]
         phases: list[int] = []
         gears: list[int] = []
@@ -266,10 +267,6 @@ class PhaseTimeline:
         if any(other == name for other, _ in self._stack):
             return None
         return (name, self._since.pop(name), t_s)
-
-
-def _time(mark: Mark) -> float:
-    return mark.t_s
 
 
 def operational_g(energy_j: float, point: CarbonPoint, pue: float) -> float | None:

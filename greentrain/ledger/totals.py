@@ -607,7 +607,7 @@ def books_view(
         return View(line="nothing is booked yet", title=title, notes=["Nothing is booked yet."], page=page)
     energy_j = totals.energy_j if known else None
     grams = totals.operational_g if known and (totals.unpriced_j <= 0 or totals.energy_j > totals.unpriced_j) else None
-    from_, missing = _provenance(totals), _missing(totals)
+    from_, missing, power_w = _provenance(totals), _missing(totals), totals.mean_power_w if known else None
     emissions = ("at least " if grams is not None and totals.unpriced_j > 0 else "") + quantities.carbon(grams)
     rows = [
         (
@@ -616,7 +616,7 @@ def books_view(
             f"{quantities.energy(energy_j)}; {from_}" if known else from_,
         ),
         ("Emissions", emissions, _emissions(totals, known, grams)),
-        ("Time", quantities.duration(totals.duration_s), f"mean power {quantities.power(_power(totals, known))}"),
+        ("Time", quantities.duration(totals.duration_s), f"mean power {quantities.power(power_w)}"),
     ]
     work = _work(totals, energy_j)
     if work:
@@ -668,10 +668,6 @@ def cell_view(name: str, totals: Totals | None) -> View:
     return books_view(f"Cell of {name}", totals, "It is part of that run, and in its books.")
 
 
-def _power(totals: Totals, known: bool) -> float | None:
-    return totals.mean_power_w if known else None
-
-
 def _provenance(totals: Totals) -> str:
     """Return where the energy is known from, as ``modelled`` or ``60.0 % measured, 40.0 % modelled``."""
     parts = {name: energy_j for name, energy_j in totals.by_provenance.items() if energy_j > 0}
@@ -696,14 +692,10 @@ def _emissions(totals: Totals, known: bool, grams: float | None) -> str:
 def _work(totals: Totals, energy_j: float | None) -> tuple[str, str] | None:
     for one, count in (("token", totals.tokens), ("sample", totals.samples), ("step", totals.steps)):
         if count:
-            steps = f"{_counted(totals.steps, 'step')}, " if totals.steps and one != "step" else ""
+            steps = f"{quantities.counted(totals.steps, 'step')}, " if totals.steps and one != "step" else ""
             each = "" if energy_j is None else f"{quantities.joules(energy_j / count)}/{one}"
-            return f"{steps}{_counted(count, one)}", each
+            return f"{steps}{quantities.counted(count, one)}", each
     return None
-
-
-def _counted(count: int, one: str) -> str:
-    return f"{quantities.count(count)} {one}" + ("" if count == 1 else "s")
 
 
 def _of_whole(

@@ -121,7 +121,11 @@ def _by(summaries: Sequence[Mapping[str, Any]], section: str, group: str, key: s
                 found[name] = found.get(name, 0.0) + item["energy_j"]
         sums.append(found)
     names = sorted({name for found in sums for name in found}, key=lambda name: -max(f.get(name, 0.0) for f in sums))
-    return [_row(section, name, [found.get(name) for found in sums], _energy_or_none) for name in names]
+
+    def text(energy_j: float | None) -> str:
+        return "none" if energy_j is None else quantities.energy(energy_j)
+
+    return [_row(section, name, [found.get(name) for found in sums], text) for name in names]
 
 
 def _by_gear(summaries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -146,10 +150,6 @@ def _by_stage(summaries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             _row(section, f"{stage} on {kind}", [f.get((stage, kind)) for f in found], text) for stage, kind in keys
         ]
     return rows
-
-
-def _energy_or_none(energy_j: float | None) -> str:
-    return "none" if energy_j is None else quantities.energy(energy_j)
 
 
 def _times(ratio: float | None) -> str:

@@ -149,15 +149,11 @@ def scope(summary: Mapping[str, Any]) -> str:
     if share is None:
         return f"{text}; the run's tokens were not counted, so nothing can be held to it."
     if found.get("ranks") not in (None, found["devices"]):
-        text += f", where the run had {_ranks(found['ranks'])}, so that its time is held to nothing"
+        text += f", where the run had {quantities.counted(found['ranks'], 'rank')}, so that its time is held to nothing"
     part = quantities.percent(share) if share < 1 else f"{share:.3g} x"
     return (
         f"{text}; scaled to {part} of them, which were trained. The estimate has the servers in it, the run its meters."
     )
-
-
-def _ranks(number: int) -> str:
-    return f"{number} rank" + ("" if number == 1 else "s")
 
 
 def _beside(bounds: Mapping[str, float], measured: float | None, share: float | None) -> dict[str, Any] | None:

@@ -700,7 +700,7 @@ def plan_texts(summary: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def facts(plan: Mapping[str, Any]) -> str:
     """Return in a sentence what was decided, and how long each row ran."""
-    counts = [_count(plan["decisions"], "decision"), _count(plan["changes"], "change"), _count(plan["pauses"], "pause")]
+    counts = [quantities.counted(plan[f"{what}s"], what) for what in ("decision", "change", "pause")]
     if plan["shielded"]:
         counts.append(f"{plan['shielded']} by the deadline's shield")
     used = [row for row in plan["rows"] if row["hours"] > 0]
@@ -727,7 +727,3 @@ def span(plan: Mapping[str, Any]) -> str:
     text = f"{start} to {quantities.clock(plan['deadline_s'])} UTC"
     speed = plan["grid"]["speed"]
     return text + (f", replayed {speed:g} times as fast" if speed != 1 else ", replayed" if plan["replayed"] else "")
-
-
-def _count(number: int, what: str) -> str:
-    return f"{quantities.count(number)} {what}{'' if number == 1 else 's'}"

@@ -267,6 +267,11 @@ def count(value: float | None) -> str:
     return f"{value:,.0f}".replace(",", "\N{THIN SPACE}")
 
 
+def counted(number: int, what: str) -> str:
+    """Return a count of things by the word for one of them: ``1 step``, ``2 steps``."""
+    return f"{count(number)} {what}{'' if number == 1 else 's'}"
+
+
 def _scaled(value: float | None, units: Units) -> str:
     if value is None:
         return UNKNOWN
