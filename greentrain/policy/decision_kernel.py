@@ -382,16 +382,31 @@ class DecisionKernel:
         rows[jobs] = np.where(allowed, loss, np.inf).argmin(axis=1)
 
     def _hardly_better(self, seen: Outlook, price: Array, rows: Rows, allowed: Allowed | None) -> NDArray[np.bool_]:
-        """Return (n,) where the row in use costs almost as little as the chosen one, at the price of tokens."""
+        """Return (n,) where the row in use costs almost as little as the chosen one, at the price of tokens.
+
+        Also at the price that there is after it was kept: where only few hours can take the tokens that it leaves, they
+        may be far dearer than the last ones that the plan counted on.
+        """
         speed, power, current = self.menu.tokens_per_s, self.menu.power_w, seen.current
         intensity = seen.epoch_g_per_kwh() / J_PER_KWH
-        with np.errstate(invalid="ignore"):
-            gain = intensity * (power[current] - power[rows]) - price * (speed[current] - speed[rows])
-            kept: NDArray[np.bool_] = gain < self._hysteresis * intensity * power[self.menu.fastest]
+
+        def is_little(price: Array, jobs: slice | Rows) -> NDArray[np.bool_]:
+            now, new, g = current[jobs], rows[jobs], intensity[jobs]
+            with np.errstate(invalid="ignore"):
+                gain = g * (power[now] - power[new]) - price * (speed[now] - speed[new])
+                little: NDArray[np.bool_] = gain < self._hysteresis * g * power[self.menu.fastest]
+            return little
+
+        kept = is_little(price, slice(None))
         kept &= (rows != current) & (current != OFF)  # to go on is never too early: waiting longer saves nothing
         kept &= np.isfinite(price) & (price > 0.0)
         if allowed is not None:
             kept &= allowed[current] if allowed.ndim == 1 else np.take_along_axis(allowed, current[:, None], 1)[:, 0]
+        jobs = np.flatnonzero(kept)
+        if len(jobs) and (later := self.policy.choose(seen.after(jobs, speed[current])).price) is not None:
+            kept[jobs] = is_little(later, jobs) | (
+                later <= 0.0
+            )  # at 0 the rows differ by when the job ends, not by how
         return kept
 
     def _shield(

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -67,6 +67,34 @@ class Outlook:
         ahead = np.where(weights > 0, self.forecast_g_per_kwh[:, :steps], 0.0)
         mean: Array = (ahead * weights).sum(axis=1) / length_s
         return mean
+
+    def after(self, jobs: NDArray[np.int64], tokens_per_s: Array) -> "Outlook":
+        """Return the outlook of some jobs at the end of the coming epoch, if what is forecast comes true.
+
+        Args:
+            jobs: (k,) which.
+            tokens_per_s: (n,) speeds of all jobs in it.
+        """
+        epoch_s = np.clip(self.left_s[jobs], 0.0, self.epoch_s)
+        each = max(1, round(self.step_s / self.epoch_s))
+        past = max(1, round(self.epoch_s * each / self.step_s))
+        ahead = np.repeat(self.forecast_g_per_kwh[jobs], each, axis=1)
+        chosen = {
+            name: value[jobs]
+            for name in ("total_s", "tokens", "current", "past_g_per_kwh", "price_per_h", "utilisation")
+            if (value := getattr(self, name)) is not None
+        }
+        return replace(
+            self,
+            **chosen,
+            step_s=self.step_s / each,
+            t_unix_s=self.t_unix_s[jobs] + epoch_s,
+            left_s=self.left_s[jobs] - epoch_s,
+            tokens_left=self.tokens_left[jobs] - tokens_per_s[jobs] * epoch_s,
+            held_s=self.held_s[jobs] + epoch_s,
+            forecast_g_per_kwh=ahead[:, past:] if ahead.shape[1] > past else ahead[:, -1:],
+            job=self.jobs[jobs],
+        )
 
     def weights_s(self) -> Array:
         """Return (n, h): how much of each forecast column lies before the deadline (s)."""

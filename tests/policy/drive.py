@@ -47,7 +47,8 @@ class Fixed:
         self._rows, self._price = np.array(rows, np.int64), None if price is None else np.array(price, float)
 
     def choose(self, seen: Outlook) -> Choice:
-        return Choice(rows=self._rows, reasons=("fixed",), reason=np.zeros_like(self._rows), price=self._price)
+        rows, price = self._rows[seen.jobs], None if self._price is None else self._price[seen.jobs]
+        return Choice(rows=rows, reasons=("fixed",), reason=np.zeros_like(rows), price=price)
 
 
 class Whim:

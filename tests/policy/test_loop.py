@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from greentrain.errors import ConfigError
@@ -14,6 +14,7 @@ from greentrain.policy.decision_kernel import DecisionKernel, Reach, explain, hu
 from greentrain.policy.menu import OFF, Menu
 from greentrain.policy.mpc import Mpc
 from greentrain.policy.outlook import Choice, Outlook
+from greentrain.policy.waterfill import price
 from tests.policy.cases import action_table, small_menu
 from tests.policy.drive import Fixed, Whim, drive, outlook
 
@@ -198,6 +199,52 @@ def test_a_change_that_saves_too_little_is_not_made() -> None:
         if stays:
             assert "would save too little for a change" in kernel.explain(seen, decided)
         assert DecisionKernel(Fixed([b], [tie * factor]), MENU, hysteresis=0.0).decide(seen).rows.tolist() == [b]
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    actions=st.integers(2, 5),
+    levels=st.lists(st.sampled_from([100.0, 200.0, 300.0, 400.0]), min_size=2, max_size=7),
+    share=st.floats(0.05, 0.99),
+)
+@example(seed=0, actions=3, levels=[200.0, 100.0, 400.0], share=0.58)
+def test_a_row_is_kept_only_where_the_price_stays_right(
+    seed: int, actions: int, levels: list[float], share: float
+) -> None:
+    """Between few levels the last token's price jumps by what a kept row leaves to later hours."""
+    rng = np.random.default_rng(seed)
+    menu = small_menu(rng, actions)
+    speed, power = menu.tokens_per_s, menu.power_w / 3.6e6
+    tokens = share * speed[menu.fastest] * len(levels) * HOUR
+    for current in range(1, len(menu)):
+        seen = outlook(ahead=[levels], tokens_left=[tokens], left_s=[len(levels) * HOUR], current=[current])
+        decided = DecisionKernel(Mpc(menu), menu, hysteresis=0.05).decide(seen)
+        wanted, left = int(decided.wanted.rows[0]), tokens - speed[current] * HOUR
+        if decided.rows[0] != current or wanted == current or decided.shielded[0] or left <= 0:
+            continue
+        later = price(np.array([levels[1:]]), np.full((1, len(levels) - 1), HOUR), np.array([left]), menu)[0]
+        lost = levels[0] * (power[current] - power[wanted]) - later * (speed[current] - speed[wanted])
+        assert lost < 0.05 * levels[0] * power[menu.fastest] * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("epoch_s", [1800.0, HOUR, 3 * HOUR])
+def test_what_is_left_after_an_epoch(epoch_s: float) -> None:
+    grid = np.arange(6.0)[None, :] * 100.0 + [[0.0], [1.0]]
+    seen = outlook(
+        ahead=grid,
+        tokens_left=[1e9, 2e9],
+        left_s=[6 * HOUR, 5 * HOUR],
+        current=[1, 2],
+        tokens=[3e9] * 2,
+        epoch_s=epoch_s,
+    )
+    after = seen.after(np.array([1]), np.array([7.0, 9.0]))
+    assert after.left_s.tolist() == [5 * HOUR - epoch_s] and after.tokens_left.tolist() == [2e9 - 9.0 * epoch_s]
+    whole = (seen.forecast_g_per_kwh * seen.weights_s())[1].sum()
+    first = seen.epoch_g_per_kwh()[1] * epoch_s
+    assert (after.forecast_g_per_kwh * after.weights_s()).sum() == pytest.approx(whole - first)
+    assert after.current.tolist() == [2] and after.job is not None and after.job.tolist() == [1]
 
 
 def test_hysteresis_does_not_keep_what_is_vetoed() -> None:
