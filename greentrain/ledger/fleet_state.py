@@ -169,6 +169,8 @@ class FleetNow:
     name: str
     controller: FleetController
     jobs: tuple[FleetJob, ...]
+    emitted_g: float = 0.0
+    """What its jobs emitted since it is controlled, of the samples that know it (g)."""
 
 
 class FleetState:
@@ -250,12 +252,13 @@ class FleetState:
         """Return the controller and all jobs, of one moment."""
         with self._transaction() as ask:
             ((holder, until_s, beat_s, dry, note),) = ask("SELECT holder, until_s, beat_s, dry, note FROM lease")
-            named = ask("SELECT value FROM fleet WHERE name = 'name'")
+            fleet = dict(ask("SELECT name, value FROM fleet"))
             rows = ask("SELECT document FROM jobs ORDER BY name")
             alive = bool(holder) and self._time_s(ask) < until_s
         controller = FleetController(holder=holder, alive=alive, beat_s=beat_s, dry_run=bool(dry), note=note)
         jobs = tuple(FleetJob(**json.loads(text)) for (text,) in rows)
-        return FleetNow(name=named[0][0] if named else "", controller=controller, jobs=jobs)
+        emitted_g = float(fleet.get("emitted_g", 0.0))
+        return FleetNow(name=fleet.get("name", ""), controller=controller, jobs=jobs, emitted_g=emitted_g)
 
     def plan(self, unless_s: float = -1.0) -> dict[str, Any] | None:
         """Return ``t_s``, ``reason`` and ``plan`` (as ``Plan.to_dict`` wrote it) of the newest plan; None: none yet.
@@ -391,8 +394,12 @@ class FleetState:
             for sample in samples:
                 sql = "INSERT INTO samples (t_s, site, document) VALUES (?, ?, ?) ON CONFLICT (t_s, site) DO NOTHING"
                 ask(sql, sample.t_s, sample.site, _text(sample))
-            if samples:
+            if samples:  # which are forgotten one day, their sum is not
                 ask("DELETE FROM samples WHERE t_s < ?", samples[-1].t_s - KEEP_S)
+                sql = "INSERT INTO fleet (name, value) VALUES ('emitted_g', ?)"
+                sql += " ON CONFLICT (name) DO UPDATE SET value = excluded.value"
+                emitted = dict(ask("SELECT name, value FROM fleet")).get("emitted_g", 0.0)
+                ask(sql, repr(float(emitted) + sum(sample.grams or 0.0 for sample in samples)))
 
     def intend(
         self, job: str, verb: str, *, t_s: float, what: str = "", reason: str = "", dry_run: bool = False

@@ -109,6 +109,7 @@ class FleetController:
         carbon = CarbonConfig(signal="typical", replay_start=self._spec.replay_start, speed=self._spec.speed)
         self._time = GridTime.of(carbon, begun_s)
         self._jobs = {job.name: job for job in self._state.now().jobs}
+        self._sampled_s = max((job.seen_s for job in self._jobs.values() if job.seen_s), default=None)
         for action in self._state.unknown():
             self._state.conclude(action.seq, "unknown: the controller was cut off; the engine was asked anew")
 
@@ -269,7 +270,11 @@ class FleetController:
             values = [j.power_w if j.power_w is not None else row.power_w for j, row in there]
             power_w = sum(values) * site.carbon.pue
             g_per_kwh = float(self._hours[i][0]) if self._hours else None
-            grams = None if passed_s is None or g_per_kwh is None else power_w * passed_s * g_per_kwh / J_PER_KWH
+            grams = None
+            if passed_s is not None and g_per_kwh is not None:  # of each job since it runs, or was looked at last
+                ran_s = [min(passed_s, max(0.0, now_s - (j.engine.start_s or now_s))) for j, _ in there]
+                energy_j = sum(w * s for w, s in zip(values, ran_s, strict=True)) * site.carbon.pue
+                grams = energy_j * g_per_kwh / J_PER_KWH
             measured = bool(there) and all(j.power_w is not None for j, _ in there)
             basis = Provenance.MEASURED if measured else Provenance.MODELLED
             cap_w = min(
@@ -387,7 +392,9 @@ class FleetController:
     def _replan(self, view: EngineView, events: Sequence[SiteEvent], now_s: float) -> None:
         begun_s = time.monotonic()
         self._hours = self._grids.hours(now_s, HOURS_AHEAD)
-        new = problem(self._spec, self._known, view, self._hours, events, now_s)
+        budget_g = math.inf if self._spec.budget_kg is None else self._spec.budget_kg * 1000
+        left_g = max(0.0, budget_g - self._state.now().emitted_g)
+        new = problem(self._spec, self._known, view, self._hours, events, now_s, left_g)
         warm = None if self.plan is None else self.plan.prices.carried(self.plan.problem, new)
         self.plan = solve(new, warm)
         self.replan_s = time.monotonic() - begun_s

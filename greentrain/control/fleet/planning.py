@@ -18,7 +18,7 @@ from greentrain.ledger.fleet_state import FleetJob
 from greentrain.ledger.journal import last_record
 from greentrain.policy.action_sources import read_actions
 from greentrain.policy.action_table import Action
-from greentrain.policy.cluster.problem import Array, ClusterJob, Pool, Problem, Row, Site
+from greentrain.policy.cluster.problem import CHECKPOINT_GB, MOVE_PAYS, Array, ClusterJob, Pool, Problem, Row, Site
 from greentrain.policy.menu import OFF, Menu
 from greentrain.types import S_PER_HOUR
 from greentrain.utils.never_raise import call_if_present
@@ -247,6 +247,7 @@ def problem(
     g_per_kwh: Sequence[Array],
     events: Sequence[SiteEvent],
     now_s: float,
+    budget_g: float = math.inf,
 ) -> Problem:
     """Return what is left to be done, as the planner takes it.
 
@@ -257,6 +258,7 @@ def problem(
         g_per_kwh: Hours of each site, the running one first.
         events: Demand response.
         now_s: Now (s since the epoch, UTC, in the fleet's time).
+        budget_g: What all jobs may still emit (g).
     """
     due = [_due_s(job, now_s) for job in jobs]
     edges_s = edges(now_s, due, [_need_s(job) for job in jobs], [one.event for one in events])
@@ -278,6 +280,7 @@ def problem(
         cap_w = np.maximum(0.0, cap_w - idle_w)
         pue = np.full(len(begin), site.carbon.pue)
         sites.append(Site(name=site.name, g_per_kwh=means, power_cap_w=cap_w, pue=pue))
+    day_g = float(np.mean([hours[:24].mean() for hours in g_per_kwh]))
     return Problem(
         edges_s=edges_s,
         sites=tuple(sites),
@@ -285,8 +288,8 @@ def problem(
             Pool(name=p.name, site=p.site, nodes=np.full(len(begin), free(p, view)), device=p.device)
             for p in spec.pools
         ),
-        jobs=tuple(_cluster_job(spec, job, due_s, now_s) for job, due_s in zip(jobs, due, strict=True)),
-        budget_g=math.inf if spec.budget_kg is None else spec.budget_kg * 1000,
+        jobs=tuple(_cluster_job(spec, job, due_s, now_s, day_g) for job, due_s in zip(jobs, due, strict=True)),
+        budget_g=budget_g,
     )
 
 
@@ -312,9 +315,15 @@ def _due_s(job: Known, now_s: float) -> float:
     return min(job.deadline_s if job.deadline_s >= now_s + need_s else late_s, now_s + HORIZON_H * S_PER_HOUR)
 
 
-def _cluster_job(spec: FleetSpec, job: Known, due_s: float, now_s: float) -> ClusterJob:
+def _cluster_job(spec: FleetSpec, job: Known, due_s: float, now_s: float, day_g: float) -> ClusterJob:
+    """Return a job as the planner takes it; ``day_g`` (g/kWh) is what a move between two sites emits at."""
     running = job.engine.state == "running"
-    current = job.row(job.engine.nodes, pool_of(spec, job.engine) or "") if running else None
+    pools = {pool.name: pool for pool in spec.pools}
+    pool = pools.get(pool_of(spec, job.engine) or "")
+    current = None if not running or pool is None else job.row(job.engine.nodes, pool.name)
+    gb = job.terms.checkpoint_gb
+    if gb is None:
+        gb = CHECKPOINT_GB * max(row.nodes * pools[row.pool].ranks_per_node for row in job.rows)
     stays = current is not None and not job.terms.restart  # nobody brings it back, so nobody ends it
     return ClusterJob(
         name=job.name,
@@ -325,6 +334,9 @@ def _cluster_job(spec: FleetSpec, job: Known, due_s: float, now_s: float) -> Clu
         priority=job.terms.priority,
         user=job.engine.user,
         switch_s=job.terms.switch_s,
+        move_s=8 * gb / spec.link_gbit_s,
+        move_g=MOVE_PAYS * gb * spec.link_kwh_per_gb * day_g,
+        site=None if pool is None or job.tokens_left >= job.tokens else pool.site,
         min_run_s=due_s - now_s + S_PER_HOUR if not job.terms.restart else job.terms.min_run_s,
         current=current,
         held_s=0.0 if stays else (max(0.0, now_s - (job.engine.start_s or now_s)) if running else math.inf),

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final
 from greentrain.config.schema import CarbonConfig
 from greentrain.errors import ConfigError
 from greentrain.policy.action_sources import REFERENCE, read_actions
+from greentrain.policy.cluster.problem import LINK_GBIT_S, LINK_KWH_PER_GB
 from greentrain.types import S_PER_HOUR
 from greentrain.utils.validation import Bound, Choice, NotEmpty, build, check_fields, folder_name, load, moment, shown
 
@@ -51,6 +52,8 @@ class JobTerms:
     """Work that a start costs (s)."""
     min_run_s: Annotated[float, Bound(0.0, 1e6)] = 1800.0
     """Shortest stay on the same nodes (s)."""
+    checkpoint_gb: Annotated[float, Bound(0.0, 1e6)] | None = None
+    """What has to be sent where it goes on at another site; by default 16 GB for each rank of its widest row."""
 
     def __post_init__(self) -> None:
         check_fields(self, "job")
@@ -158,7 +161,11 @@ class FleetSpec:
     actions: str = REFERENCE
     """Table of actions of jobs that have none: a YAML file, a run folder, or ``reference``."""
     budget_kg: Annotated[float, Bound(0.0, 1e9)] | None = None
-    """What the jobs that are planned at a time may emit (kg)."""
+    """What its jobs may emit from its first start on (kg); None: as much as they do."""
+    link_gbit_s: Annotated[float, Bound(1e-3, 1e6)] = LINK_GBIT_S
+    """Of a checkpoint that moves to another site: assumed."""
+    link_kwh_per_gb: Annotated[float, Bound(0.0, 10.0)] = LINK_KWH_PER_GB
+    """Energy of such a move, half of it at either site."""
     events: str = "events"
     """Folder of demand response: files as of ``greentrain event power``, and ``site`` in them, else for all sites."""
     every_s: Annotated[float, Bound(0.05, 3600.0)] = 20.0

@@ -36,6 +36,18 @@ FORMAT: Final = 1
 DONE: Final = 1e-9
 """Share of a job's tokens that is rounding, and no deadline missed."""
 
+CHECKPOINT_GB: Final = 16.0
+"""Of each GPU of a job at its widest: 1 TB at 64 GPUs, assumed."""
+LINK_GBIT_S: Final = 13.0
+"""Between two sites, for each move: assumed."""
+LINK_KWH_PER_GB: Final = 0.06
+"""Of core and access networks, 2015; it halved every two years or so (Aslan, Mayers, Koomey and France, "Electricity
+Intensity of Internet Data Transmission", J. Industrial Ecology 22(4), 2018). Links between data centres take less, so
+that no move is made to look better than it is."""
+MOVE_PAYS: Final = 3.0
+"""A move has to save so many times what its transfer emits: jobs that come later, which nobody knows of, may take the
+place that it is for. On two grids it halves the moves (``benchmarks/fleet_bench.py --only sites``)."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Site:

@@ -8,8 +8,8 @@ from typing import Final
 import numpy as np
 
 from greentrain.policy.cluster.planner import solve
+from greentrain.policy.cluster.problem import MOVE_PAYS, ClusterJob, Plan, Pool, Problem, Row, Site
 from greentrain.policy.cluster.problem import OFF as NO_ROW
-from greentrain.policy.cluster.problem import ClusterJob, Plan, Pool, Problem, Row, Site
 from greentrain.policy.menu import OFF
 from greentrain.simulator.cluster.policies import needed_s
 from greentrain.simulator.cluster.workload import Array, Ints
@@ -18,9 +18,6 @@ from greentrain.types import S_PER_HOUR
 
 _LATE: Final = 1.1
 """A job past its deadline gets a new one: now and this many times the shortest time that it needs, and two hours."""
-_PAYS: Final = 3.0
-"""A move has to save so many times what its transfer emits: jobs that come later, which nobody knows of, may take the
-place that it is for. On two grids it halves the moves (``benchmarks/fleet_bench.py --only sites``)."""
 _OLD_H: Final = 12
 """Hours after which a plan is made anew though nothing happened: its steps are of an hour for a day."""
 _TIGHT_H: Final = 12.0
@@ -93,7 +90,7 @@ class Planned:
                     user=str(view.user[i]),
                     switch_s=view.switch_s,
                     move_s=float(view.move_s[i]),
-                    move_g=_PAYS * float(view.move_g[i]),
+                    move_g=MOVE_PAYS * float(view.move_g[i]),
                     current=_index(rows, view, i) if running else None,
                     held_s=float(view.held_s[i]),
                     site=None if view.pool[i] < 0 else str(view.pools[view.pool[i]].site),

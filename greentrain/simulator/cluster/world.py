@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from greentrain.errors import ConfigError, TraceError
+from greentrain.policy.cluster.problem import CHECKPOINT_GB, LINK_GBIT_S, LINK_KWH_PER_GB
 from greentrain.policy.menu import OFF, Menu
 from greentrain.simulator.cluster.workload import Array, Ints, Workload
 from greentrain.simulator.grid_trace import Forecaster, GridTrace, Sight
@@ -36,12 +37,6 @@ GROWS: Final = 1.2
 PER_GPU_H: Final = 419 / (54 * 24 * 16_384)
 """Failures of a GPU by hour: 419 unexpected interruptions in 54 days of 16,384 GPUs (Llama Team, arXiv 2407.21783,
 section 3.3.4, Table 5)."""
-
-
-LINK_KWH_PER_GB: Final = 0.06
-"""Of core and access networks, 2015; it halved every two years or so (Aslan, Mayers, Koomey and France, "Electricity
-Intensity of Internet Data Transmission", J. Industrial Ecology 22(4), 2018). Links between data centres take less, so
-that no move is made to look better than it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,10 +292,10 @@ class FleetWorld:
     step_s: float = S_PER_HOUR
     switch_s: float = 120.0
     """Work lost at each start or change of width: assumed, to be measured (``greentrain.control.profiling``)."""
-    checkpoint_gb: float = 16.0
-    """Of each GPU of a job at its widest: 1 TB at 64 GPUs, assumed."""
-    link_gbit_s: float = 13.0
-    """Between two sites, for each move: assumed."""
+    checkpoint_gb: float = CHECKPOINT_GB
+    """Of each GPU of a job at its widest."""
+    link_gbit_s: float = LINK_GBIT_S
+    """Between two sites, for each move."""
     link_kwh_per_gb: float = LINK_KWH_PER_GB
     tail_h: float = 48.0
     """How long after the last deadline the simulation ends."""

@@ -253,6 +253,47 @@ def test_a_cap_of_the_site_is_kept_by_the_plan(tmp_path: Path) -> None:
         assert all(one.state == "done" for one in found.engine.jobs.values())
 
 
+def test_the_budget_is_of_all_that_was_emitted(tmp_path: Path) -> None:
+    with fleet(tmp_path, job("1", "hours=3,deadline_h=4"), budget_kg=20.0) as found:
+        found.engine.jobs["1"] = replace(found.engine.jobs["1"], state="running", start_s=START)
+
+        def left_g(hour: float) -> float:
+            found.at(hour)
+            assert found.controller.plan is not None
+            return found.controller.plan.problem.budget_g
+
+        assert left_g(0.02) == 20_000.0
+        assert left_g(1.02) == 20_000.0  # planned before it is known what was emitted since the last look
+        assert left_g(2.02) == pytest.approx(19_000.0)
+        found.controller = found.made()
+        found.clock.now_s += 1000.0
+        found.controller.start()
+        assert left_g(3.02) == pytest.approx(18_000.0)
+        assert found.state.now().emitted_g == pytest.approx(3_000.0)  # nobody looked for an hour; it ran
+
+
+@pytest.mark.parametrize(("gb", "goes"), [(10, "far"), (20_000, "gpu")], ids=["pays", "does not pay"])
+def test_a_checkpoint_moves_where_that_pays(tmp_path: Path, gb: int, goes: str) -> None:
+    tag = f"hours=6,deadline_h=9,pools=gpu+far,restart=yes,min_run_s=0,checkpoint_gb={gb}"
+    with fleet(tmp_path, job("1", tag), start=False) as found:
+        found.engine.jobs["1"] = replace(found.engine.jobs["1"], state="running", start_s=START)
+        (tmp_path / "clean.csv").write_text((tmp_path / "grid.csv").read_text().replace(",500", ",300"))
+        here = found.spec.sites[0]
+        there = replace(here, name="there", carbon=replace(here.carbon, trace_csv=str(tmp_path / "clean.csv")))
+        pools = *found.spec.pools, replace(found.spec.pools[0], name="far", site="there")
+        found.spec = replace(found.spec, sites=(here, there), pools=pools, link_gbit_s=1000.0)
+        found.controller = found.made()
+        found.controller.start()
+        found.at(0.5)
+        assert found.controller.plan is not None
+        (one,) = found.controller.plan.problem.jobs
+        assert one.site == "here" and one.move_s == pytest.approx(8 * gb / 1000)
+        mean = (400 * 18 + 100 * 6) / 24  # of both sites
+        assert one.move_g == pytest.approx(3 * gb * 0.06 * mean)
+        found.at(0.6)
+        assert found.engine.jobs["1"].partition == goes
+
+
 def test_two_controllers_exclude_each_other(tmp_path: Path) -> None:
     with fleet(tmp_path, job("1", "hours=3,deadline_h=20")) as found:
         found.at(0.02)
