@@ -4,8 +4,7 @@ Exit codes: 0 fine, 1 something is not installed, 2 wrong usage or input, with o
 """
 
 import json
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -16,6 +15,7 @@ from greentrain.cli.terminal import Commands, JsonOption, console, ended_by_sign
 from greentrain.errors import ConfigError
 
 if TYPE_CHECKING:
+    from greentrain.config.schema import PrometheusConfig
     from greentrain.control.fleet.controller import FleetController
     from greentrain.simulator.cluster.world import Event
 
@@ -199,6 +199,7 @@ def run(
     ] = None,
 ) -> None:
     """Carry out one plan for all jobs beside their scheduler; start with --dry-run. Ctrl-C leaves jobs as they are."""
+    from greentrain.config.schema import PrometheusConfig
     from greentrain.control.fleet.controller import FleetController
     from greentrain.control.fleet.engines import open_engine
     from greentrain.control.fleet.spec import FleetSpec
@@ -212,7 +213,9 @@ def run(
         stack.callback(controller.close)
         controller.start()
         if metrics_port is not None:
-            stack.enter_context(_metrics(controller, fleet.state, metrics_port, metrics_host, token_file))
+            token = None if token_file is None else str(token_file)
+            config = PrometheusConfig(port=metrics_port, host=metrics_host, token_file=token)
+            _metrics(stack, controller, fleet.state, config)
         if once:
             controller.turn()
             return
@@ -221,26 +224,18 @@ def run(
         raise typer.Exit(code)
 
 
-@contextmanager
-def _metrics(
-    controller: "FleetController", state: str, port: int, host: str, token_file: Path | None
-) -> Iterator[None]:
-    from greentrain.config.schema import PrometheusConfig
+def _metrics(stack: ExitStack, controller: "FleetController", state: str, config: "PrometheusConfig") -> None:
     from greentrain.report.cluster import Cluster
     from greentrain.report.live.prometheus import FleetMetrics, Page
 
     cluster = Cluster(Path(), state)
-    config = PrometheusConfig(port=port, host=host, token_file=None if token_file is None else str(token_file))
+    stack.callback(cluster.close)
     try:
         page = Page(config, 0, FleetMetrics(cluster, lambda: controller.replan_s))
     except OSError as error:
-        raise ConfigError(f"--metrics-port {port}: nobody can listen there ({error.strerror or error})") from error
-    say(f"Metrics for Prometheus: http://{host}:{page.port}/metrics")
-    try:
-        yield
-    finally:
-        page.close()
-        cluster.close()
+        raise ConfigError(f"--metrics-port {config.port}: nobody can listen there ({error.strerror})") from error
+    stack.callback(page.close)
+    say(f"Metrics for Prometheus: http://{config.host}:{page.port}/metrics")
 
 
 @app.command()

@@ -3,6 +3,7 @@
 A controller's state (``greentrain fleet run``) is read where there is one, and never written; else a plan alone.
 """
 
+import contextlib
 import json
 import os
 import threading
@@ -21,6 +22,7 @@ from greentrain.policy.cluster.explain import why
 from greentrain.policy.cluster.paths import Layout
 from greentrain.policy.cluster.planner import ended
 from greentrain.policy.cluster.problem import FORMAT, KIND, OFF, Array, Plan
+from greentrain.report.fleet.totals import finite
 from greentrain.types import J_PER_KWH, S_PER_HOUR
 
 PLAN: Final = "plan.json"
@@ -109,11 +111,7 @@ class ClusterNow:
         return self.plan.prices.nodes / self.plan.problem.length_s * S_PER_HOUR
 
     def job(self, index: int) -> JobNow:
-        """Return what a job does now, or what it waits for.
-
-        Args:
-            index: Index of the job in the problem.
-        """
+        """Return what a job does now, or what it waits for, by its index in the problem."""
         plan, rows = self.plan, self.plan.rows[index]
         job, found = plan.problem.jobs[index], why(plan, plan.problem.jobs[index].name, self.t_s)
         if found.row:
@@ -129,27 +127,20 @@ class ClusterNow:
         """Return it in plain JSON types; what is not limited, or not known, is null."""
         plan, problem, used = self.plan, self.plan.problem, self.plan.used_nodes()
         return {
-            "t_unix_s": self.t_s,
-            "is_present": self.is_present,
-            "reason": self.reason,
+            **{"t_unix_s": self.t_s, "is_present": self.is_present, "reason": self.reason},
             "fleet": None if self.fleet is None else {"name": self.fleet.name, **asdict(self.fleet.controller)},
             "past": self._past(),
             "actions": [asdict(action) for action in reversed(self.actions)],
             "edges_s": problem.edges_s.tolist(),
             "provenance": "modelled",
-            "grams": plan.grams,
-            "late_g": plan.late_g,
-            "bound_g": plan.bound_g,
-            "gap": _finite(plan.gap),
-            "budget_g": _finite(problem.budget_g),
+            **{"grams": plan.grams, "late_g": plan.late_g, "bound_g": plan.bound_g},
+            **{"gap": finite(plan.gap), "budget_g": finite(problem.budget_g)},
             "step_g": self.grams.tolist(),
             "sites": [
                 {
-                    "name": site.name,
-                    "power_w": self.power_w[i].tolist(),
-                    "cap_w": [_finite(cap) for cap in site.power_cap_w.tolist()],
+                    **{"name": site.name, "cap_w": [finite(cap) for cap in site.power_cap_w.tolist()]},
+                    **{"power_w": self.power_w[i].tolist(), "watt_price": self.watt_price[i].tolist()},
                     "g_per_kwh": (site.g_per_kwh * site.pue).tolist(),
-                    "watt_price": self.watt_price[i].tolist(),
                 }
                 for i, site in enumerate(problem.sites)
             ],
@@ -179,7 +170,7 @@ class ClusterNow:
             [float(edges[a]), float(edges[b]), job.rows[row].name, job.rows[row].nodes, job.rows[row].pool]
             for a, b, row in self.plan.runs(index)
         ]
-        times = {"release_s": _finite(job.release_s), "deadline_s": _finite(job.deadline_s), "since_s": None}
+        times = {"release_s": finite(job.release_s), "deadline_s": finite(job.deadline_s), "since_s": None}
         late = {"is_late": job.name in self.plan.missed, "power_w": None, "basis": "modelled"}
         return {"name": job.name, "user": job.user, **times, **late, "stays": stays}
 
@@ -232,11 +223,7 @@ class Cluster:
         self._made: tuple[float, str] = (-1.0, "")
 
     def version(self, now_s: float) -> str | None:
-        """Return a word that changes with what is known; None where the folder is that of no cluster.
-
-        Args:
-            now_s: Present time (s since the epoch, UTC).
-        """
+        """Return a word that changes with what is known; None where the folder is that of no cluster."""
         if self._is_remote:
             return f"{now_s:.0f}"
         if self._has_state:
@@ -244,10 +231,7 @@ class Cluster:
         return None if self._plan_stat() is None else str(self._plan_stat())
 
     def now(self, now_s: float) -> ClusterNow | None:
-        """Return what is known at a time; None where there is no plan.
-
-        Args:
-            now_s: Present time (s since the epoch, UTC).
+        """Return what is known at a time (s since the epoch, UTC); None where there is no plan.
 
         Raises:
             FleetStateError: The state cannot be read.
@@ -338,12 +322,7 @@ def _sum(values: Sequence[float | None]) -> float | None:
 
 
 def _stat(path: str) -> tuple[int, ...] | None:
-    try:
+    with contextlib.suppress(OSError):
         status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size, status.st_ino
-
-
-def _finite(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None
+        return status.st_mtime_ns, status.st_size, status.st_ino
+    return None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from greentrain.config.schema import PrometheusConfig
 from greentrain.errors import ConfigError
+from greentrain.report.fleet.totals import finite
 from greentrain.report.live.snapshot import OFF, TICKS, DeviceNow, MissingSeconds, PlanNow, Snapshot
 from greentrain.utils.files import replace_file
 from greentrain.utils.http_access import Access, kept_token
@@ -234,7 +235,7 @@ def _of_plan(now: "ClusterNow", fleet: "FleetNow", me: list[str]) -> "Iterator[M
     places: Any
     for label, places, families in (("site", problem.sites, of_sites), ("pool", problem.pools, of_pools)):
         for name, text, values in families:
-            found = [([*me, place.name], _finite(values[i][at])) for i, place in enumerate(places)]
+            found = [([*me, place.name], finite(values[i][at])) for i, place in enumerate(places)]
             yield _gauge(f"fleet_{name}", text, found, (*_FLEET, label))
     for name, text, value in (
         ("planned_grams", "What the jobs of the plan will emit, modelled.", plan.grams + plan.late_g),
@@ -243,7 +244,7 @@ def _of_plan(now: "ClusterNow", fleet: "FleetNow", me: list[str]) -> "Iterator[M
         ("budget_grams", "What the jobs of the plan may emit.", problem.budget_g),
         ("plan_timestamp_seconds", "When the plan begins.", float(problem.edges_s[0])),
     ):
-        yield _gauge(f"fleet_{name}", text, [(me, _finite(value))], _FLEET)
+        yield _gauge(f"fleet_{name}", text, [(me, finite(value))], _FLEET)
     misses, planned = {"yes": 0.0, "no": 0.0}, {job.name: job for job in problem.jobs}
     for job in fleet.jobs:
         if job.late and job.state in _STATES:
@@ -254,10 +255,6 @@ def _of_plan(now: "ClusterNow", fleet: "FleetNow", me: list[str]) -> "Iterator[M
     text = "Jobs that miss their deadlines by the plan; reachable: alone, in its fastest row, such a job would not."
     missed = [([*me, which], number) for which, number in misses.items()]
     yield _gauge("fleet_predicted_misses", text, missed, (*_FLEET, "reachable"))
-
-
-def _finite(value: float | None) -> float | None:
-    return float(value) if value is not None and math.isfinite(value) else None
 
 
 Samples = Iterable[tuple[list[str], float | None]]
