@@ -39,6 +39,7 @@ def main() -> None:
         max_steps=settings.steps,
         val_check_interval=max(1, settings.steps // 3),
         check_val_every_n_epoch=None,  # the small model passes over its text more than once
+        limit_val_batches=max(1, settings.steps // 20),  # a slow machine must not spend its day on them
         num_sanity_val_steps=0,
         gradient_clip_val=1.0,
         accelerator="auto",
