@@ -137,11 +137,11 @@ class FleetSample:
     """(s since the epoch, UTC)."""
     site: str
     power_w: float | None
-    """Facility power of its jobs; None: unknown."""
+    """Facility power of its jobs over that of idle nodes; None: unknown."""
     basis: str = Provenance.MODELLED.value
     """measured | modelled | missing: the weakest of the jobs'."""
     cap_w: float | None = None
-    """None: no cap."""
+    """What idle nodes leave of the cap (W); None: no cap."""
     g_per_kwh: float | None = None
     grams: float | None = None
     """Emitted since the sample before; None: unknown."""

@@ -283,7 +283,7 @@ class FleetController:
             found.append(
                 FleetSample(
                     t_s=now_s, site=site.name, power_w=power_w, basis=basis.value, g_per_kwh=g_per_kwh, grams=grams,
-                    cap_w=None if math.isinf(cap_w) else cap_w,
+                    cap_w=None if math.isinf(cap_w) else max(0.0, cap_w - self._spec.idle_w(site)),
                 )
             )  # fmt: skip
         return found
@@ -342,8 +342,8 @@ class FleetController:
         site = self._site(row)
         holding = [e for e in events if e.site in (None, site) and e.event.start_s <= now_s < e.event.end_s]
         running = [r for j in self._known if (r := self._row(j)) is not None and self._site(r) == site]
-        pue = next(one.carbon.pue for one in self._spec.sites if one.name == site)
-        full_w = sum(r.power_w for r in running) * pue
+        there = next(one for one in self._spec.sites if one.name == site)
+        full_w = sum(r.power_w for r in running) * there.carbon.pue + self._spec.idle_w(there)
         cap_w = min(self._caps_now(site, events, now_s), default=math.inf)
         if holding and (at_once or math.isinf(cap_w) or full_w > cap_w):
             asked = min(min(1.0, e.event.share(full_w)) for e in holding)

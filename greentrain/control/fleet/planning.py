@@ -50,7 +50,7 @@ class Known:
     tokens_left: float
     deadline_s: float
     power_w: float | None = None
-    """Measured IT power of the whole job (W); None: nobody measures it."""
+    """Measured IT power of the whole job over that of its idle nodes (W), as of rows; None: nobody measures it."""
 
     def row(self, nodes: int, pool: str, cap: float | None = None) -> int | None:
         """Return the fastest row of a width in a pool, with a cap where one is named; None: there is none."""
@@ -142,6 +142,9 @@ def known(spec: FleetSpec, job: EngineJob, terms: JobTerms, name: str, before: F
         if before.state != "running" and job.start_s is not None:
             seen_s = max(seen_s, job.start_s)
     done, power_w = (None, None) if terms.run is None else run_facts(Path(terms.run), now_s)
+    if power_w is not None:
+        idle_w = next((pool.idle_w for pool in spec.pools if pool.name == pool_of(spec, job)), 0.0)
+        power_w = max(0.0, power_w - job.nodes * idle_w)
     found = Known(
         name=name,
         engine=job,
@@ -276,8 +279,7 @@ def problem(
             if one.site in (None, site.name):
                 holds = (edges_s[:-1] < one.event.end_s) & (edges_s[1:] > one.event.start_s)
                 cap_w[holds] = np.minimum(cap_w[holds], one.cap_w(own))
-        idle_w = sum(pool.nodes * pool.idle_w for pool in spec.pools if pool.site == site.name) * site.carbon.pue
-        cap_w = np.maximum(0.0, cap_w - idle_w)
+        cap_w = np.maximum(0.0, cap_w - spec.idle_w(site))
         pue = np.full(len(begin), site.carbon.pue)
         sites.append(Site(name=site.name, g_per_kwh=means, power_cap_w=cap_w, pue=pue))
     day_g = float(np.mean([hours[:24].mean() for hours in g_per_kwh]))

@@ -193,7 +193,7 @@ class FleetSpec:
                     f"site {site.name!r}: carbon.replay_start and carbon.speed are keys of the fleet: all sites and"
                     " jobs have one time; write them at the top of the file"
                 )
-            idle_w = sum(p.nodes * p.idle_w for p in self.pools if p.site == site.name) * site.carbon.pue
+            idle_w = self.idle_w(site)
             if site.power_cap_w is not None and idle_w >= site.power_cap_w:
                 raise ConfigError(
                     f"site {site.name!r}: power_cap_w is {site.power_cap_w:g}, and its idle nodes draw {idle_w:g} W at"
@@ -246,6 +246,10 @@ class FleetSpec:
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from error
         return spec
+
+    def idle_w(self, site: SiteSpec) -> float:
+        """Return what the nodes of a site draw at the meter of the facility with no job (W)."""
+        return sum(pool.nodes * pool.idle_w for pool in self.pools if pool.site == site.name) * site.carbon.pue
 
     def pools_of(self, terms: JobTerms, partition: str) -> list[PoolSpec]:
         """Return the pools that a job may run in.

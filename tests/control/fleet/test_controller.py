@@ -294,6 +294,30 @@ def test_a_checkpoint_moves_where_that_pays(tmp_path: Path, gb: int, goes: str) 
         assert found.engine.jobs["1"].partition == goes
 
 
+def test_power_and_cap_leave_idle_nodes_out(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    entry = {
+        "kind": "entry",
+        "t0": START + HOUR - 10,
+        "t1": START + HOUR,
+        "devices": {"gpu0": {"j": 36_000.0, "prov": "measured"}},
+    }
+    (run / "rank-00000.jsonl").write_text(json.dumps(entry) + "\n")
+    tag = f"hours=3,deadline_h=4,run={run},actions={tmp_path}/actions.yaml"
+    with fleet(tmp_path, job("1", tag), cap_w=10_000.0, start=False) as found:
+        found.engine.jobs["1"] = replace(found.engine.jobs["1"], state="running", start_s=START)
+        found.spec = replace(found.spec, pools=(replace(found.spec.pools[0], idle_w=500.0),))
+        found.controller = found.made()
+        found.controller.start()
+        found.at(1.0)
+        sample = found.state.samples()[-1]
+        assert (sample.power_w, sample.basis, sample.cap_w) == (2600.0, "measured", 8000.0)  # 3,600 W of two nodes
+        assert found.job("gpt-1").power_w == 2600.0
+        assert found.controller.plan is not None
+        assert found.controller.plan.problem.sites[0].power_cap_w[0] == 8000.0
+
+
 def test_two_controllers_exclude_each_other(tmp_path: Path) -> None:
     with fleet(tmp_path, job("1", "hours=3,deadline_h=20")) as found:
         found.at(0.02)
