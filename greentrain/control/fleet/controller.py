@@ -154,7 +154,7 @@ class FleetController:
         now_s = self._now_s()
         events, new = self._events(now_s)
         if new:  # before anything else: a plan may take seconds, and the engine may not answer
-            self._asked = frozenset(events)
+            self._asked = frozenset(e for e in events if e.event.start_s <= now_s)
             self._do([step for job in self._known for step in self._caps(job, events, now_s, at_once=True)], now_s)
         try:
             view = self._engine.look()
@@ -311,7 +311,7 @@ class FleetController:
         self._files = seen
         found = [one for _, one in seen.values() if one is not None and one.event.end_s > now_s]
         holds = frozenset(one for one in found if one.event.start_s <= now_s)
-        return found, holds != frozenset(one for one in self._asked if one.event.start_s <= now_s < one.event.end_s)
+        return found, holds != self._asked
 
     def _read(self, path: Path, written_s: float) -> SiteEvent | None:
         try:
@@ -337,7 +337,7 @@ class FleetController:
             return []
         share, until_s = 1.0, now_s
         planned = self._planned(job, now_s)
-        if planned is not None and not at_once:
+        if planned is not None and planned[0] in job.rows:
             share, until_s = job.actions[job.rows.index(planned[0])].cap, planned[1]
         site = self._site(row)
         holding = [e for e in events if e.site in (None, site) and e.event.start_s <= now_s < e.event.end_s]
@@ -421,6 +421,8 @@ class FleetController:
                     first.append(_Step(job=job, verb="hold", what="", do=self._hold(job)))
                 elif state == "running" and job.terms.restart:
                     first.append(_Step(job=job, verb="requeue", what="ended, and held", do=self._hold(job)))
+                elif events:
+                    caps += self._caps(job, events, now_s, at_once=False)
                 continue
             row = planned[0]
             pool = next(one for one in self._spec.pools if one.name == row.pool)

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from greentrain.control.fleet.spec import TAG, FleetSpec
-from greentrain.control.launch import slurm
-from greentrain.control.launch.slurm import Scontrol, Shape, SlurmError
+from greentrain.control.launch.slurm import Scontrol, Shape, SlurmError, unix_s_of
 from greentrain.errors import ConfigError, GreenTrainError
 from greentrain.utils.imports import try_import
 from greentrain.utils.never_raise import warn_experimental
@@ -207,7 +206,7 @@ def _slurm_job(found: Mapping[str, str]) -> EngineJob:
     if state == "queued" and found.get("Reason") == "BeginTime" and found.get("Restarts", "0") != "0":
         state = "held"  # requeued, and asleep for the life of a credential
     tag = found.get("Comment", "")
-    start_s = slurm._unix_s(found.get("StartTime", "")) if state == "running" else None
+    start_s = unix_s_of(found.get("StartTime", "")) if state == "running" else None
     return EngineJob(
         id=found["JobId"],
         name=found.get("JobName", ""),
@@ -216,7 +215,7 @@ def _slurm_job(found: Mapping[str, str]) -> EngineJob:
         partition=found.get("Partition", ""),
         user=found.get("UserId", "").partition("(")[0],
         tag=tag if tag.startswith(TAG) else "",
-        submit_s=slurm._unix_s(found.get("SubmitTime", "")) or time.time(),
+        submit_s=unix_s_of(found.get("SubmitTime", "")) or time.time(),
         start_s=start_s,
     )
 

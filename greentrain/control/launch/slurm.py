@@ -112,7 +112,7 @@ class Scontrol:
                 nodes=_least(found["NumNodes"]),
                 tasks=_least(found["NumTasks"]),
                 cpus_per_task=int(found["CPUs/Task"]) if found["CPUs/Task"].isdigit() else 1,
-                end_unix_s=_unix_s(found.get("EndTime", "")),
+                end_unix_s=unix_s_of(found.get("EndTime", "")),
                 per_job_gres=bool(found.get("TresPerJob")),
             )
         except (KeyError, ValueError) as error:
@@ -157,7 +157,8 @@ def _least(text: str) -> int:
     return int(text.partition("-")[0])
 
 
-def _unix_s(text: str) -> float | None:
+def unix_s_of(text: str) -> float | None:
+    """Return a time as scontrol prints it (s since the epoch, UTC); None: it says ``Unknown``, ``N/A`` or nothing."""
     try:
         return datetime.fromisoformat(text).timestamp()  # scontrol prints local time
     except ValueError:

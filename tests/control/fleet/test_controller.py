@@ -240,6 +240,62 @@ def test_demand_response_reaches_runs_before_the_plan(tmp_path: Path) -> None:
         assert [one.what for one in found.state.actions() if one.verb == "cap"][-1] == "lifted"
 
 
+def power_event(folder: Path, hour: float, **event: Any) -> None:
+    (folder / "events").mkdir(exist_ok=True)
+    (folder / "events" / "grid.json").write_text(json.dumps(event))
+    os.utime(folder / "events" / "grid.json", (START + hour * HOUR,) * 2)
+
+
+def run_in(folder: Path, rows: str) -> tuple[Path, str]:
+    """A run folder with rows of 2 nodes; its event from the fleet, and the tag of its job."""
+    (folder / "run").mkdir()
+    (folder / "run.yaml").write_text(rows)
+    tag = f"hours=4,deadline_h=5,nodes=2,run={folder}/run,actions={folder}/run.yaml"
+    return folder / "run" / "events" / "fleet.json", tag
+
+
+ROW = "- {gear: bf16, ranks: 2, tokens_per_s: 190, power_w: 2000}\n"
+
+
+def test_the_end_of_an_event_reaches_runs_though_the_engine_is_away(tmp_path: Path) -> None:
+    path, tag = run_in(tmp_path, ROW)
+    with fleet(tmp_path, job("1", tag, state="running"), cap_w=2500.0) as found:
+        found.at(0.02)
+        power_event(tmp_path, 0.03, percent=70, hours=1)
+        found.at(0.04)
+        assert json.loads(path.read_text())["percent"] == 70
+        found.engine.broken = "slurmctld is away"
+        with pytest.raises(EngineError):
+            found.at(1.03)
+        assert not path.exists()
+
+
+def test_an_event_loosens_no_cap_of_the_plan(tmp_path: Path) -> None:
+    path, tag = run_in(tmp_path, ROW + "- {gear: bf16, ranks: 2, cap: 0.7, tokens_per_s: 160, power_w: 1400}\n")
+    with fleet(tmp_path, job("1", tag, state="running"), cap_w=1500.0) as found:
+        found.at(0.02)
+        assert json.loads(path.read_text())["percent"] == 70
+        found.engine.broken = "slurmctld is away"
+        for hour, percent in ((0.04, 95), (0.06, None)):
+            if percent is None:
+                (tmp_path / "events" / "grid.json").unlink()
+            else:
+                power_event(tmp_path, hour - 0.01, percent=percent, hours=1)
+            with pytest.raises(EngineError):
+                found.at(hour)
+            assert json.loads(path.read_text())["percent"] == 70
+
+
+def test_a_controller_that_starts_within_an_event_tells_runs_that_nobody_may_end(tmp_path: Path) -> None:
+    path, tag = run_in(tmp_path, ROW)
+    power_event(tmp_path, 0.0, percent=70, hours=2)
+    with fleet(tmp_path, job("1", tag, state="running"), cap_w=2500.0) as found:  # 1750 W are left, and no row below
+        found.at(0.02)
+        assert json.loads(path.read_text())["percent"] == 70
+        found.at(2.01)
+        assert not path.exists() and found.engine.told == []
+
+
 def test_a_cap_of_the_site_is_kept_by_the_plan(tmp_path: Path) -> None:
     jobs = [job(str(i), "hours=2,deadline_h=18,nodes=1,restart=true", nodes=1) for i in range(4)]
     with fleet(tmp_path, *jobs, cap_w=2500.0) as found:
