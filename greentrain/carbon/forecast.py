@@ -13,7 +13,7 @@ is fitted when forecasting.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -37,6 +37,12 @@ _CHANCE_WEEKS: Final = 10.0
 """The mean anomaly of a day of the week over w weeks is expected again by w / (w + this): the rest is chance."""
 _HALF: Final = 0.5
 """Share of an hour that a signal's own forecast has to cover."""
+_TRUST_H: Final = 48
+"""How far ahead forecasts are compared with what came (h)."""
+_TRUST_PAST_H: Final = 14 * 24
+"""What each of them knew (h)."""
+_TRUST_ISSUES: Final = 21
+"""How many of them: of the last week but for the last two days, which are not over yet."""
 _FLOOR: Final = 0.5
 """Of the lowest value seen: nothing below is forecast, as a plan would wait for it."""
 
@@ -93,6 +99,40 @@ def profile_forecast(past_g_per_kwh: Array, hours: int, fades: Fades = FADES) ->
     return floor
 
 
+def forecast_trust(past_g_per_kwh: Array, forecast: Callable[[Array, int], Array] = profile_forecast) -> float:
+    """Return by how much a grid rose and fell where it was forecast to by 1, in the last week; 0 to 1.
+
+    A plan that waits for a clean hour pays for the wait: on a grid whose swings are not those that were forecast it is
+    better to plan with the mean. The slope of the truth on the forecast, both around their means over the 48 hours from
+    each sixth hour on, says how much of a forecast to believe.
+
+    Args:
+        past_g_per_kwh: (p,) hourly, oldest first, NaN where unknown. Less than two weeks and two days give 1.
+        forecast: Returns the coming hours from (n, p) past ones, and their number.
+    """
+    past = np.asarray(past_g_per_kwh, dtype=np.float64)
+    ends = np.arange(_TRUST_PAST_H, len(past) - _TRUST_H + 1, 6)[-_TRUST_ISSUES:]
+    if not len(ends):
+        return 1.0
+    windows = np.lib.stride_tricks.sliding_window_view(past, _TRUST_PAST_H + _TRUST_H)[ends - _TRUST_PAST_H]
+    truth = windows[:, _TRUST_PAST_H:]
+    told = np.where(np.isnan(truth), np.nan, forecast(windows[:, :_TRUST_PAST_H], _TRUST_H))
+    known = np.isfinite(told)
+    counts = np.maximum(known.sum(axis=1, keepdims=True), 1)
+    swings = [
+        np.where(known, x - np.where(known, x, 0.0).sum(axis=1, keepdims=True) / counts, 0.0) for x in (told, truth)
+    ]
+    square = float((swings[0] ** 2).sum())
+    flat = square <= 1e-18 * float(np.nansum(told**2))
+    return 1.0 if flat else min(1.0, max(0.0, float((swings[0] * swings[1]).sum()) / square))
+
+
+def trusted(forecast_g_per_kwh: Array, trust: Array) -> Array:
+    """Return (n, h) a forecast whose swings around its mean are as wide as (n,) the trust in it says."""
+    mean = forecast_g_per_kwh.mean(axis=1, keepdims=True)
+    return np.asarray(mean + (forecast_g_per_kwh - mean) * trust[:, None])
+
+
 class ProfileForecast:
     """What a signal says of the coming hours, and the profile of its past for what it does not say.
 
@@ -104,6 +144,8 @@ class ProfileForecast:
         self._signal = signal
         self.basis = ""
         """For people: what the last answer rests on."""
+        self.own_h = 0
+        """Hours of the last answer, the running one among them, that the signal said itself."""
 
     def ahead(self, t_unix_s: float, hours: int, past_g_per_kwh: Array) -> Array:
         """Return the intensity of the coming hours. Never blocks, never raises.
@@ -126,6 +168,7 @@ class ProfileForecast:
         if np.isnan(own[:until]).any():
             holes = profile_forecast(np.asarray(past_g_per_kwh)[None], until)[0]
             own[:until] = np.where(np.isnan(own[:until]), holes, own[:until])
+        self.own_h = until
         self.basis = _basis(until, int(np.isfinite(past_g_per_kwh).sum()))
         return np.concatenate([own[:until], rest])
 

@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from greentrain.carbon.constant import ConstantSignal
-from greentrain.carbon.forecast import ProfileForecast, profile_forecast
+from greentrain.carbon.forecast import ProfileForecast, forecast_trust, profile_forecast, trusted
 from greentrain.types import CarbonKind, CarbonPoint
 
 Array = NDArray[np.float64]
@@ -195,3 +195,28 @@ def test_what_it_rests_on_is_said() -> None:
     assert unknown.basis == "nothing: no history is known"
     known = ProfileForecast(Told([], now=None)).ahead(0.0, 4, wavy(PAST))
     assert known == pytest.approx(wavy(PAST + 4)[PAST:])
+
+
+HOURS_OF_21_DAYS = np.arange(21 * 24)
+DAY = 300.0 - 100.0 * np.sin(HOURS_OF_21_DAYS * 2 * np.pi / 24)
+
+
+def test_swings_that_come_again_are_believed_and_others_are_not() -> None:
+    noise = np.random.default_rng(0).normal(0.0, 50.0, 21 * 24)
+    assert forecast_trust(DAY) == pytest.approx(1.0, abs=1e-6)
+    assert forecast_trust(DAY + noise) > 0.9
+    assert forecast_trust(300.0 + noise) < 0.3
+    assert forecast_trust(DAY, lambda past, hours: 2 * profile_forecast(past, hours)) == pytest.approx(0.5, abs=1e-6)
+    assert forecast_trust(DAY, lambda past, hours: -profile_forecast(past, hours)) == 0.0
+    holes = np.where(HOURS_OF_21_DAYS % 7 == 0, np.nan, DAY)
+    assert forecast_trust(holes) == pytest.approx(1.0, abs=0.05)
+
+
+@pytest.mark.parametrize("past", [DAY[: 16 * 24 - 1], np.full(21 * 24, 100.0), np.full(21 * 24, np.nan)])
+def test_where_nothing_can_be_compared_a_forecast_is_believed(past: NDArray[np.float64]) -> None:
+    assert forecast_trust(past) == 1.0
+
+
+def test_a_forecast_swings_as_wide_as_it_is_believed() -> None:
+    found = trusted(np.array([[100.0, 300.0], [100.0, 300.0]]), np.array([0.25, 1.0]))
+    assert found.tolist() == [[175.0, 225.0], [100.0, 300.0]]

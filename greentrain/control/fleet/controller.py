@@ -17,6 +17,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
+from greentrain.carbon.forecast import trusted
 from greentrain.carbon.replayed import GridTime
 from greentrain.config.schema import CarbonConfig
 from greentrain.control.demand import FOLDER, PowerEvent
@@ -394,7 +397,8 @@ class FleetController:
         self._hours = self._grids.hours(now_s, HOURS_AHEAD)
         budget_g = math.inf if self._spec.budget_kg is None else self._spec.budget_kg * 1000
         left_g = max(0.0, budget_g - self._state.now().emitted_g)
-        new = problem(self._spec, self._known, view, self._hours, events, now_s, left_g)
+        hours = trusted(np.array(self._hours), self._grids.trust)
+        new = problem(self._spec, self._known, view, list(hours), events, now_s, left_g)
         warm = None if self.plan is None else self.plan.prices.carried(self.plan.problem, new)
         self.plan = solve(new, warm)
         self.replan_s = time.monotonic() - begun_s

@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from greentrain.carbon.detect import open_signal
+from greentrain.carbon.forecast import forecast_trust
 from greentrain.control.demand import PowerEvent
 from greentrain.control.fleet.engines import EngineJob, EngineView
 from greentrain.control.fleet.spec import FleetSpec, JobTerms, PoolSpec, deadline_s
@@ -204,6 +205,8 @@ class Grids:
         self._outlooks = [GridOutlook(signal) for signal in self._signals]
         for signal in self._signals:
             call_if_present(signal, "start")
+        self.trust: Array = np.ones(len(self._signals))
+        """(s,) how much of the swings to believe that :meth:`hours` told last."""
 
     def hours(self, now_s: float, hours: int) -> list[Array]:
         """Return the running hour and those after it of each site (g/kWh).
@@ -216,12 +219,13 @@ class Grids:
             CarbonSignalError: A signal knows nothing of now, and nothing of before.
         """
         found = []
-        for outlook, signal in zip(self._outlooks, self._signals, strict=True):
-            _, ahead = outlook.at(math.floor(now_s / S_PER_HOUR) * S_PER_HOUR, hours * S_PER_HOUR)
+        for i, (outlook, signal) in enumerate(zip(self._outlooks, self._signals, strict=True)):
+            past, ahead = outlook.at(math.floor(now_s / S_PER_HOUR) * S_PER_HOUR, hours * S_PER_HOUR)
             if np.isnan(ahead).all():
                 problem = getattr(signal, "problem", "") or "it knows nothing of now nor of before"
                 raise CarbonSignalError(f"the grid of {signal.describe()['zone']}: {problem}; see carbon.fallback")
             found.append(np.where(np.isnan(ahead), np.nanmean(ahead), ahead))
+            self.trust[i] = 1.0 if outlook.own_h > 1 else forecast_trust(past)  # a source knows more than its past
         return found
 
     def close(self) -> None:

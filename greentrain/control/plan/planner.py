@@ -175,6 +175,11 @@ class GridOutlook:
         """What the last look ahead rests on, for people; empty before."""
         return self._forecast.basis
 
+    @property
+    def own_h(self) -> int:
+        """Hours of the last look ahead, the running one among them, that the signal said itself."""
+        return self._forecast.own_h
+
     def means(self, edges_s: NDArray[np.floating[Any]]) -> Array:
         """Return the intensity between each two edges, as :func:`means` does."""
         values = means(self._signal, edges_s)

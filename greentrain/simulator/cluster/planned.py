@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 
+from greentrain.carbon.forecast import trusted
 from greentrain.policy.cluster.planner import solve
 from greentrain.policy.cluster.problem import MOVE_PAYS, ClusterJob, Plan, Pool, Problem, Row, Site
 from greentrain.policy.cluster.problem import OFF as NO_ROW
@@ -99,7 +100,9 @@ class Planned:
         return Problem(
             edges_s=edges_s,
             sites=_sites(
-                _means(view.g_per_kwh, view, edges_s), _means(view.cap_w, view, edges_s, lowest=True), view.pue
+                _means(trusted(view.g_per_kwh, view.trust), view, edges_s),
+                _means(view.cap_w, view, edges_s, lowest=True),
+                view.pue,
             ),
             pools=_pools(view.pools, view.gpus, len(edges_s) - 1),
             jobs=tuple(jobs),

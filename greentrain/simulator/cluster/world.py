@@ -18,6 +18,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from greentrain.carbon.forecast import forecast_trust
 from greentrain.errors import ConfigError, TraceError
 from greentrain.policy.cluster.problem import CHECKPOINT_GB, LINK_GBIT_S, LINK_KWH_PER_GB
 from greentrain.policy.menu import OFF, Menu
@@ -144,6 +145,8 @@ class View:
     """(s,)"""
     g_per_kwh: Array
     """(s, h) the running value, then what is forecast."""
+    trust: Array
+    """(s,) by how much the grid rose and fell lately where it was forecast to by 1: 0 to 1, which is a known grid's."""
     past_g_per_kwh: Array
     """(s, 504) full hours behind, oldest first."""
     job: Ints
@@ -382,6 +385,12 @@ class FleetWorld:
         """Return (s, 504) intensity of the full hours behind a time, NaN where unknown."""
         return np.concatenate([sight.past(np.array([self.start_unix_s + t_s]), PAST_H) for sight in self._sights])
 
+    def trust(self, t_s: float) -> Array:
+        """Return (s,) how much of a forecast's swings to believe at a time: 1 where the grid is known."""
+        if self.forecaster is None:
+            return np.ones(len(self.sites))
+        return np.array([forecast_trust(past, self.forecaster) for past in self.past(t_s)])
+
 
 class _Course:
     """A simulation on its way."""
@@ -442,6 +451,7 @@ class _Course:
             cap_w=cap_w,
             pue=self._pue,
             g_per_kwh=g_per_kwh,
+            trust=world.trust(t_s),
             past_g_per_kwh=world.past(t_s),
             job=live,
             kind=work.kind[live],

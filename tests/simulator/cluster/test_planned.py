@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from greentrain.carbon.forecast import profile_forecast
 from greentrain.simulator.cluster.planned import Planned, _edges_s, _means, hindsight
 from greentrain.simulator.cluster.policies import POLICIES, Fcfs, open_policy
 from greentrain.simulator.cluster.result import slowdown_by_user
@@ -60,6 +61,18 @@ def test_a_job_that_takes_longer_than_its_user_said_goes_on_at_once() -> None:
     run = fleet(wrong, gpus=8, grid=trace(np.full(120 * 24, 100.0)), forecaster=None, tail_h=2.0).run(Planned())
     on = np.flatnonzero(run.facility_w[0])
     assert (np.diff(on) <= 2).all() and np.isfinite(run.end_s[0])
+
+
+def test_swings_that_do_not_come_are_not_planned_with() -> None:
+    class Believing(Planned):
+        def decide(self, view: View) -> Choice:
+            assert view.trust[0] < 0.3
+            return super().decide(replace(view, trust=np.ones(1)))
+
+    grid = trace(250.0 + np.random.default_rng(0).normal(0.0, 60.0, 120 * 24))
+    world = fleet(WORK, gpus=192, grid=grid, forecaster=profile_forecast, tail_h=6.0)
+    assert world.run(Planned(every_h=6)).grams.sum() < world.run(Believing(every_h=6)).grams.sum()
+    assert fleet(WORK, gpus=192, grid=grid, forecaster=None).trust(0.0).tolist() == [1.0]
 
 
 def test_jobs_go_to_the_clean_site_and_do_not_commute() -> None:
