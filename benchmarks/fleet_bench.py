@@ -28,11 +28,12 @@ from benchmarks.metering import machine
 from benchmarks.scheduling_common import TRACES
 from benchmarks.tables import Cases, Table, log
 from greentrain.carbon.forecast import profile_forecast
+from greentrain.policy.cluster.problem import LINK_KWH_PER_GB
 from greentrain.simulator.cluster.planned import Planned, hindsight
 from greentrain.simulator.cluster.policies import POLICIES, open_policy
 from greentrain.simulator.cluster.result import FleetScore, score
 from greentrain.simulator.cluster.workload import Workload
-from greentrain.simulator.cluster.world import LINK_KWH_PER_GB, Event, FleetPolicy, FleetPool, FleetSite, FleetWorld
+from greentrain.simulator.cluster.world import Event, FleetPolicy, FleetPool, FleetSite, FleetWorld
 from greentrain.simulator.grid_trace import Forecaster, GridTrace
 from greentrain.types import G_PER_KG, S_PER_HOUR
 

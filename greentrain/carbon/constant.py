@@ -7,7 +7,7 @@ from typing import Final
 from greentrain.carbon.regions import lookup
 from greentrain.carbon.source import Stated
 from greentrain.errors import CarbonSignalError
-from greentrain.types import CarbonPoint
+from greentrain.types import CarbonKind, CarbonPoint
 
 ANNUAL_ERROR: Final = 0.224
 """Standard error of the annual average of a place as the intensity of an hour, as a share of it: root mean square of
@@ -70,7 +70,17 @@ class ConstantSignal(Stated):
 
     def mean(self, t0_unix_s: float, t1_unix_s: float) -> CarbonPoint:
         """Return the constant."""
-        return self._at(t0_unix_s, t1_unix_s, self.g_per_kwh, relative_error=self.relative_error)
+        return CarbonPoint(
+            t0_unix_s=t0_unix_s,
+            t1_unix_s=t1_unix_s,
+            g_per_kwh=self.g_per_kwh,
+            zone=self.zone,
+            source=self.source,
+            kind=CarbonKind.ESTIMATED,
+            basis=self.basis,
+            accounting=self.accounting,
+            relative_error=self.relative_error,
+        )
 
     def describe(self) -> Mapping[str, str]:
         """Return what the report says about the signal."""

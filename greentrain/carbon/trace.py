@@ -248,7 +248,16 @@ class TraceSignal(Stated):
     def mean(self, t0_unix_s: float, t1_unix_s: float) -> CarbonPoint:
         """Return the time average; ``g_per_kwh`` is None where the trace does not cover the whole interval."""
         value, filled = self._steps.mean(t0_unix_s - self.start_unix_s, t1_unix_s - self.start_unix_s)
-        return self._at(t0_unix_s, t1_unix_s, value, CarbonKind.ESTIMATED if filled else self.kind)
+        return CarbonPoint(
+            t0_unix_s=t0_unix_s,
+            t1_unix_s=t1_unix_s,
+            g_per_kwh=value,
+            zone=self.zone,
+            source=self.source,
+            kind=CarbonKind.ESTIMATED if filled else self.kind,
+            basis=self.basis,
+            accounting=self.accounting,
+        )
 
     def describe(self) -> Mapping[str, str]:
         """Return what the report says about the signal."""

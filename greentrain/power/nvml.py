@@ -33,9 +33,9 @@ from typing import Any, Final, TypeVar
 import psutil
 
 from greentrain.errors import ConfigError, MeterError
-from greentrain.power.accelerators import STUCK_S, AcceleratorMeter, DeviceReader, Method
+from greentrain.power.accelerators import STUCK_S, DeviceReader, Method
 from greentrain.power.claims import is_of_this_job
-from greentrain.types import Counter, Device, DeviceKind, DeviceState, PowerSample, Provenance, Sensor
+from greentrain.types import Counter, Device, DeviceKind, DeviceState, PowerMeter, PowerSample, Provenance, Sensor
 from greentrain.utils.background import BackgroundCall
 from greentrain.utils.clock import Clock, SystemClock
 from greentrain.utils.never_raise import warn
@@ -438,7 +438,7 @@ _SUPERCHIP_NOTE: Final = (
 )
 
 
-class NvmlMeter(AcceleratorMeter["_Reader | DeviceReader"]):
+class NvmlMeter:
     """Reads every GPU that is visible to this process.
 
     A GPU that exists but cannot be read is a MISSING sensor that says why. A lost GPU is not asked again. A sensor's
@@ -468,7 +468,9 @@ class NvmlMeter(AcceleratorMeter["_Reader | DeviceReader"]):
         self._named, self._split = gpus, split
         self._clock = clock or SystemClock()
         self._nvml = open_nvml()
-        super().__init__([], self._nvml.nvmlShutdown)
+        self._closed = False
+        self.readers: Sequence[_Reader | DeviceReader] = ()
+        """One a GPU, then one a module."""
         try:
             found = [gpu for gpu in list_gpus(self._nvml) if not gpu.hidden]
             self._gpus = self._open(found, environ)
@@ -487,6 +489,28 @@ class NvmlMeter(AcceleratorMeter["_Reader | DeviceReader"]):
         polled = poll([gpu.value for gpu in live if gpu.value is not None], self._clock)
         for gpu, result in zip(live, polled, strict=True):
             gpu.learn(result)
+
+    @property
+    def sensors(self) -> Sequence[Sensor]:
+        """One sensor a physical GPU; tick, cost and period are exact after :meth:`probe`. Then those of modules."""
+        return [reader.sensor for reader in self.readers]
+
+    def read(self) -> Sequence[PowerSample]:
+        """Read every GPU once. The time of a sample is the middle of its call."""
+        return [sample for reader in self.readers for sample in reader.read()]
+
+    def split(self) -> Sequence[PowerMeter]:
+        """Return a meter for each GPU: the driver can hang on one of them. All are closed with this one."""
+        return self.readers
+
+    def close(self) -> None:
+        """Release NVML. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            for reader in self.readers:
+                reader.close()
+            with contextlib.suppress(Exception):
+                self._nvml.nvmlShutdown()
 
     def _open(self, found: Sequence[NvmlGpu], environ: Mapping[str, str]) -> "list[_Reader]":
         if not found:

@@ -19,6 +19,7 @@ from greentrain.callbacks.driver import Driver
 from greentrain.control.precision.gearbox import compiled_call
 from greentrain.errors import ConfigError, GreenTrainWarning, RunFolderError
 from greentrain.types import Phase
+from greentrain.utils.files import write_json
 from greentrain.utils.never_raise import never_raises
 from tests.callbacks.conftest import VOCAB, Gears, Recorder, TinyLM, Told, followed
 
@@ -61,13 +62,13 @@ def test_a_checkpoint_never_waits_for_the_disk_and_the_end_does(
 ) -> None:
     session = recorder()
     driver = Driver(session)
-    written, turn = driver_module.write_json, threading.Event()
+    turn = threading.Event()
     writers: list[str] = []
 
     def slow(path: Path, value: Any) -> None:
         turn.wait()
         writers.append(threading.current_thread().name)
-        written(path, value)
+        write_json(path, value)
 
     monkeypatch.setattr(driver_module, "write_json", slow)
     monkeypatch.setattr(driver_module, "KEPT_S", 60.0)

@@ -42,7 +42,8 @@ class Card:
 
 def sized(**options: int) -> BestPartSize:
     """Return the search with other numbers."""
-    return type("Sized", (BestPartSize,), options)()
+    made: BestPartSize = type("Sized", (BestPartSize,), options)()
+    return made
 
 
 @pytest.mark.parametrize("start", [1, 8, 1024])

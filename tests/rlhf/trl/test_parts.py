@@ -302,7 +302,7 @@ def test_a_recipes_reward_opens_its_settings_once_and_says_what_is_missing(
     monkeypatch.setenv(yaml_reward.LABEL, "3")
     with pytest.raises(ConfigError, match="label=3: the reward model has 1 scores"):
         score(**given)
-    assert not yaml_reward._opened._exit_callbacks, "the device stays open"
+    assert not vars(yaml_reward._opened)["_exit_callbacks"], "the device stays open"
     monkeypatch.setenv(yaml_reward.LABEL, "first")
     with pytest.raises(ConfigError, match="GREENTRAIN_OFFLOAD_LABEL='first': give the number of the score"):
         _ = yaml_reward.offloaded_reward
