@@ -285,7 +285,7 @@ def test_without_pauses_it_only_shifts(tmp_path: Path, grid: TraceSignal) -> Non
 
 @pytest.mark.long
 def test_the_table_is_measured_where_none_is_declared(tmp_path: Path, grid: TraceSignal) -> None:
-    green = session(tmp_path, grid, hours_of_work=8, actions=None, idle_w=None, tokens=1e5, deadline_h=2400.0)
+    green = session(tmp_path, grid, hours_of_work=8, actions=None, idle_w=None, tokens=5e4, deadline_h=4800.0)
     with green:
         Loop(green, bf16_s=0.04).run(lambda: len(events(green)) > 0)  # told apart on a busy machine, too
     assert green.action_table is not None and green.folder is not None
