@@ -86,6 +86,7 @@ class FleetController:
         self._time = GridTime(unix_s=0.0, grid_s=0.0)
         self._jobs: dict[str, FleetJob] = {}
         self._known: list[Known] = []
+        self._rows: dict[str, Row] = {}
         self.plan: Plan | None = None
         """The plan of now; None: there was nothing to plan yet."""
         self.replan_s: float | None = None
@@ -158,6 +159,7 @@ class FleetController:
         events, new = self._events(now_s)
         if new:  # before anything else: a plan may take seconds, and the engine may not answer
             self._asked = frozenset(e for e in events if e.event.start_s <= now_s)
+            self._rows = self._rows_of(self._known)  # the last look may have told other caps
             self._do([step for job in self._known for step in self._caps(job, events, now_s, at_once=True)], now_s)
         try:
             view = self._engine.look()
@@ -205,7 +207,7 @@ class FleetController:
                 start_s = None if job.start_s is None else self._time.at(job.start_s)
                 job = replace(job, state=state, submit_s=self._time.at(job.submit_s), start_s=start_s)
                 one = known(self._spec, job, terms, name, self._jobs.get(name), now_s)
-                if state == "running" and self._row(one) is None:
+                if state == "running" and self._row_of(one) is None:
                     raise ConfigError(f"it runs on {job.nodes} nodes of {job.partition!r}, of which it has no row")
             except ConfigError as error:
                 notes.append(f"{name} is left alone: {error}")
@@ -213,10 +215,13 @@ class FleetController:
                     taken[job.partition] = taken.get(job.partition, 0) + job.nodes
                 continue
             found.append(one)
-        self._known = found
+        self._known, self._rows = found, self._rows_of(found)
         return notes, replace(view, taken=taken)
 
-    def _row(self, job: Known) -> Row | None:
+    def _rows_of(self, jobs: Sequence[Known]) -> dict[str, Row]:
+        return {job.name: row for job in jobs if (row := self._row_of(job)) is not None}
+
+    def _row_of(self, job: Known) -> Row | None:
         """Return the row that a job runs in, as far as anybody can tell; None: it does not run."""
         if job.engine.state != "running":
             return None
@@ -230,8 +235,8 @@ class FleetController:
         return 1.0 if found is None else found[0]
 
     def _noted(self, job: Known, now_s: float) -> FleetJob:
-        before, row = self._jobs.get(job.name), self._row(job)
-        wants = None if self.plan is None or job.name not in _names(self.plan) else why(self.plan, job.name, now_s)
+        before, row = self._jobs.get(job.name), self._rows.get(job.name)
+        wants = why(self.plan, job.name, now_s) if self.plan is not None and self._is_planned(job) else None
         action = None if row is None else job.actions[job.rows.index(row)]
         pool = pool_of(self._spec, job.engine) or ""
         waits = job.engine.state != "running" and wants is not None
@@ -267,9 +272,7 @@ class FleetController:
         passed_s = None if self._sampled_s is None else now_s - self._sampled_s
         self._sampled_s = now_s
         for i, site in enumerate(self._spec.sites):
-            there = [
-                (j, row) for j in self._known if (row := self._row(j)) is not None and self._site(row) == site.name
-            ]
+            there = [(j, row) for j in self._known if (row := self._rows.get(j.name)) and self._site(row) == site.name]
             values = [j.power_w if j.power_w is not None else row.power_w for j, row in there]
             power_w = sum(values) * site.carbon.pue
             g_per_kwh = float(self._hours[i][0]) if self._hours else None
@@ -335,7 +338,7 @@ class FleetController:
 
     def _caps(self, job: Known, events: Sequence[SiteEvent], now_s: float, *, at_once: bool) -> list[_Step]:
         """Return what has to be told to the run of a job, for it to keep to its share of power."""
-        row = self._row(job)
+        row = self._rows.get(job.name)
         if row is None or job.terms.run is None:
             return []
         share, until_s = 1.0, now_s
@@ -344,7 +347,7 @@ class FleetController:
             share, until_s = job.actions[job.rows.index(planned[0])].cap, planned[1]
         site = self._site(row)
         holding = [e for e in events if e.site in (None, site) and e.event.start_s <= now_s < e.event.end_s]
-        running = [r for j in self._known if (r := self._row(j)) is not None and self._site(r) == site]
+        running = [r for r in self._rows.values() if self._site(r) == site]
         there = next(one for one in self._spec.sites if one.name == site)
         full_w = sum(r.power_w for r in running) * there.carbon.pue + self._spec.idle_w(there)
         cap_w = min(self._caps_now(site, events, now_s), default=math.inf)
@@ -403,11 +406,14 @@ class FleetController:
         self.plan = solve(new, warm)
         self.replan_s = time.monotonic() - begun_s
 
+    def _is_planned(self, job: Known) -> bool:
+        return self.plan is not None and job.name in self.plan.problem.job_index
+
     def _planned(self, job: Known, now_s: float) -> tuple[Row, float] | None:
         """Return the row of the plan for a job now, and until when it stays (s, fleet's time); None: it is off."""
-        if self.plan is None or job.name not in (names := _names(self.plan)):
+        if self.plan is None or not self._is_planned(job):
             return None
-        edges_s, index = self.plan.problem.edges_s, names.index(job.name)
+        edges_s, index = self.plan.problem.edges_s, self.plan.problem.job_index[job.name]
         step = next((i for i in range(self.plan.problem.steps) if edges_s[i] <= now_s < edges_s[i + 1]), None)
         if step is None or (row := int(self.plan.rows[index, step])) == OFF:
             return None
@@ -417,7 +423,7 @@ class FleetController:
     def _differences(self, events: Sequence[SiteEvent], now_s: float) -> list[_Step]:
         first, then, caps = [], [], []
         for job in self._known if self.plan is not None else ():
-            if job.name not in _names(self.plan):
+            if not self._is_planned(job):
                 continue
             planned, state = self._planned(job, now_s), job.engine.state
             if planned is None:
@@ -472,10 +478,6 @@ class FleetController:
                     outcome = f"refused: {error}"
                 self._state.conclude(seq, outcome)
             self._tell(f"{iso(now_s)} {step.verb} {step.job.name} {step.what}: {reason} [{outcome}]")
-
-
-def _names(plan: Plan | None) -> list[str]:
-    return [] if plan is None else [job.name for job in plan.problem.jobs]
 
 
 def _basis(job: Known, row: Row | None) -> str:

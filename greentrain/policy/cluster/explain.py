@@ -69,7 +69,7 @@ def why(plan: Plan, job: str, t_s: float) -> Why:
         t_s: Now (s since the epoch, UTC), within the plan.
     """
     problem = plan.problem
-    index = next(i for i, one in enumerate(problem.jobs) if one.name == job)
+    index = problem.job_index[job]
     edges_s, rows = problem.edges_s, plan.rows[index]
     step = min(max(0, int(np.searchsorted(edges_s, t_s, side="right")) - 1), problem.steps - 1)
     later = np.flatnonzero(rows[step:] != OFF) + step

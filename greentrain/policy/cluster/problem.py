@@ -196,6 +196,11 @@ class Problem:
         return {pool.name: i for i, pool in enumerate(self.pools)}
 
     @cached_property
+    def job_index(self) -> Mapping[str, int]:
+        """Index of each job."""
+        return {job.name: i for i, job in enumerate(self.jobs)}
+
+    @cached_property
     def nodes(self) -> Array:
         """(p, h) nodes of the pools."""
         return np.array([pool.nodes for pool in self.pools], dtype=np.float64)
