@@ -9,10 +9,10 @@ An event is a JSON or YAML file in the run's folder ``events``, or in ``actuator
 power limit answers it at once. What the cards cannot do, or nobody may set, a plan answers by a pause at the next step.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from greentrain.control.coordination import RankZeroChannel
 from greentrain.errors import ConfigError
@@ -21,6 +21,8 @@ from greentrain.types import S_PER_HOUR, iso
 from greentrain.utils.topology import job_store
 from greentrain.utils.validation import bound, moment
 from greentrain.utils.yaml_file import read
+
+T = TypeVar("T")
 
 FOLDER: Final = "events"
 FULL: Final = 1.0
@@ -74,6 +76,38 @@ class PowerEvent:
         return min(FULL, (self.power_w or 0.0) / limit_w) if limit_w else 0.0
 
 
+class EventFiles(Generic[T]):
+    """Files of events in some folders, each read again when it has changed.
+
+    Args:
+        folders: The folders; those that are not there hold none.
+        read: Returns what a file of a time (s since the epoch) says; None: nothing that counts. OSError: it is gone.
+    """
+
+    def __init__(self, folders: Sequence[Path], read: Callable[[Path, float], T | None]) -> None:
+        self._folders, self._read = folders, read
+        self._known: dict[Path, tuple[tuple[int, int], T | None]] = {}
+
+    def events(self) -> Sequence[T]:
+        """Return what the files say that are there now."""
+        seen: dict[Path, tuple[tuple[int, int], T | None]] = {}
+        for folder in self._folders:
+            for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+                if path.suffix not in (".json", ".yaml", ".yml") or path.name.startswith("."):
+                    continue
+                try:
+                    stat = path.stat()
+                    key = stat.st_mtime_ns, stat.st_size
+                    known = self._known.get(path)
+                    seen[path] = (
+                        known if known is not None and known[0] == key else (key, self._read(path, stat.st_mtime))
+                    )
+                except OSError:
+                    continue
+        self._known = seen
+        return [event for _, event in seen.values() if event is not None]
+
+
 class Limits(Protocol):
     """What sets power limits: ``greentrain.control.controller.GpuLimits``."""
 
@@ -97,8 +131,7 @@ class DemandResponse:
 
     def __init__(self, run: ActiveRun, limits: Limits, *, extra: str | None, pauses: bool) -> None:
         self._run, self._limits, self._pauses = run, limits, pauses
-        self._folders = [run.folder / FOLDER, *([Path(extra)] if extra else [])]
-        self._known: dict[Path, tuple[tuple[int, int], PowerEvent | None]] = {}
+        self._files = EventFiles([run.folder / FOLDER, *([Path(extra)] if extra else [])], self._read)
         self._channel: RankZeroChannel | None = None
         self._nth = 1
         self._now: tuple[float, str] = (FULL, "")
@@ -137,7 +170,7 @@ class DemandResponse:
         """Return what holds now, the strictest of all, and tell the other ranks where it has changed."""
         now_s, limit_w = self._run.unix_s(), self._limits.limit_w
         job_w = None if limit_w is None else limit_w * self._run.topology.world_size
-        holding = [event for event in self._events() if event.start_s <= now_s < event.end_s]
+        holding = [event for event in self._files.events() if event.start_s <= now_s < event.end_s]
         strictest = min(holding, key=lambda event: event.share(job_w), default=None)
         said = (FULL, "")
         if strictest is not None:
@@ -156,24 +189,6 @@ class DemandResponse:
             self._nth += 1
             found = float(message["share"]), str(message["why"])
         return found
-
-    def _events(self) -> Sequence[PowerEvent]:
-        seen: dict[Path, tuple[tuple[int, int], PowerEvent | None]] = {}
-        for folder in self._folders:
-            for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-                if path.suffix not in (".json", ".yaml", ".yml") or path.name.startswith("."):
-                    continue
-                try:
-                    stat = path.stat()
-                    key = stat.st_mtime_ns, stat.st_size
-                    known = self._known.get(path)
-                    seen[path] = (
-                        known if known is not None and known[0] == key else (key, self._read(path, stat.st_mtime))
-                    )
-                except OSError:
-                    continue
-        self._known = seen
-        return [event for _, event in seen.values() if event is not None]
 
     def _read(self, path: Path, written_s: float) -> PowerEvent | None:
         try:

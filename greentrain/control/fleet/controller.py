@@ -22,7 +22,7 @@ import numpy as np
 from greentrain.carbon.forecast import trusted
 from greentrain.carbon.replayed import GridTime
 from greentrain.config.schema import CarbonConfig
-from greentrain.control.demand import FOLDER, PowerEvent
+from greentrain.control.demand import FOLDER, EventFiles, PowerEvent
 from greentrain.control.fleet.engines import Engine, EngineError, EngineView
 from greentrain.control.fleet.planning import Grids, Known, SiteEvent, known, pool_of, problem
 from greentrain.control.fleet.spec import FleetSpec, JobTerms
@@ -96,7 +96,7 @@ class FleetController:
         self._tried: dict[tuple[str, str, str], int] = {}
         self._turn = 0
         self._sampled_s: float | None = None
-        self._files: dict[Path, tuple[int, SiteEvent | None]] = {}
+        self._files = EventFiles([Path(spec.events)], self._read)
         self._asked: frozenset[Any] = frozenset()
 
     def start(self, lease_s: float = LEASE_S) -> None:
@@ -301,21 +301,7 @@ class FleetController:
 
     def _events(self, now_s: float) -> tuple[list[SiteEvent], bool]:
         """Return the events that hold or will, and whether those that hold are others than before."""
-        folder, seen = Path(self._spec.events), dict[Path, tuple[int, SiteEvent | None]]()
-        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-            if path.suffix in (".json", ".yaml", ".yml") and not path.name.startswith("."):
-                try:
-                    stat = path.stat()
-                    old = self._files.get(path)
-                    seen[path] = (
-                        old
-                        if old is not None and old[0] == stat.st_mtime_ns
-                        else (stat.st_mtime_ns, self._read(path, stat.st_mtime))
-                    )
-                except OSError:
-                    continue
-        self._files = seen
-        found = [one for _, one in seen.values() if one is not None and one.event.end_s > now_s]
+        found = [one for one in self._files.events() if one.event.end_s > now_s]
         holds = frozenset(one for one in found if one.event.start_s <= now_s)
         return found, holds != self._asked
 
