@@ -19,17 +19,24 @@ from greentrain.ledger.fleet_state import FleetJob
 from greentrain.ledger.journal import last_record
 from greentrain.policy.action_sources import read_actions
 from greentrain.policy.action_table import Action
-from greentrain.policy.cluster.problem import CHECKPOINT_GB, MOVE_PAYS, Array, ClusterJob, Pool, Problem, Row, Site
+from greentrain.policy.cluster.problem import (
+    CHECKPOINT_GB,
+    LATE,
+    MOVE_PAYS,
+    TIGHT_H,
+    Array,
+    ClusterJob,
+    Pool,
+    Problem,
+    Row,
+    Site,
+)
 from greentrain.policy.menu import OFF, Menu
 from greentrain.types import S_PER_HOUR
 from greentrain.utils.never_raise import call_if_present
 
 HORIZON_H: Final = 14 * 24
 """Furthest that a plan looks (h): weather is not forecast further, and a profile repeats."""
-LATE: Final = 1.1
-"""A job past its deadline gets a new one: now and so many times the shortest time that it needs, and two hours."""
-TIGHT_S: Final = 12 * S_PER_HOUR
-"""A deadline that leaves less over the shortest time that a job needs is no edge's to round (s)."""
 LEFT: Final = 0.02
 """Least share of its work that a job which still runs is thought to have left: who said its length was wrong."""
 FRESH_S: Final = 120.0
@@ -361,7 +368,7 @@ def edges(now_s: float, due: Sequence[float], need: Sequence[float], events: Seq
     hour, last_s = math.floor(now_s / S_PER_HOUR), max([now_s + S_PER_HOUR, *due])
     ahead = np.concatenate([np.arange(1, 25), np.arange(27, 73, 3), np.arange(78, HORIZON_H + 6, 6)])
     hours = (hour + ahead) * S_PER_HOUR
-    tight = [d for d, need_s in zip(due, need, strict=True) if d - now_s - need_s < TIGHT_S]
+    tight = [d for d, need_s in zip(due, need, strict=True) if d - now_s - need_s < TIGHT_H * S_PER_HOUR]
     own = [t for event in events for t in (event.start_s, event.end_s)] + tight
     found = np.unique(np.floor(np.concatenate([hours[hours < last_s], own, [last_s]])))
     return np.concatenate([[now_s], found[(found > now_s + 1.0) & (found <= last_s)]])

@@ -44,6 +44,10 @@ LINK_KWH_PER_GB: Final = 0.06
 """Of core and access networks, 2015; it halved every two years or so (Aslan, Mayers, Koomey and France, "Electricity
 Intensity of Internet Data Transmission", J. Industrial Ecology 22(4), 2018). Links between data centres take less, so
 that no move is made to look better than it is."""
+LATE: Final = 1.1
+"""A job past its deadline gets a new one: now and so many times the shortest time that it needs, and two hours."""
+TIGHT_H: Final = 12.0
+"""A deadline that leaves less over the shortest time that a job needs is no edge's to round (h)."""
 MOVE_PAYS: Final = 3.0
 """A move has to save so many times what its transfer emits: jobs that come later, which nobody knows of, may take the
 place that it is for. On two grids it halves the moves (``benchmarks/fleet_bench.py --only sites``)."""

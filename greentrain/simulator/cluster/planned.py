@@ -9,7 +9,7 @@ import numpy as np
 
 from greentrain.carbon.forecast import trusted
 from greentrain.policy.cluster.planner import solve
-from greentrain.policy.cluster.problem import MOVE_PAYS, ClusterJob, Plan, Pool, Problem, Row, Site
+from greentrain.policy.cluster.problem import LATE, MOVE_PAYS, TIGHT_H, ClusterJob, Plan, Pool, Problem, Row, Site
 from greentrain.policy.cluster.problem import OFF as NO_ROW
 from greentrain.policy.menu import OFF
 from greentrain.simulator.cluster.policies import needed_s
@@ -17,12 +17,8 @@ from greentrain.simulator.cluster.workload import Array, Ints
 from greentrain.simulator.cluster.world import Choice, FleetPool, FleetWorld, Tables, View
 from greentrain.types import S_PER_HOUR
 
-_LATE: Final = 1.1
-"""A job past its deadline gets a new one: now and this many times the shortest time that it needs, and two hours."""
 _OLD_H: Final = 12
 """Hours after which a plan is made anew though nothing happened: its steps are of an hour for a day."""
-_TIGHT_H: Final = 12.0
-"""A deadline that leaves less than this over the shortest time that a job needs is no edge's to round."""
 
 
 class Planned:
@@ -73,9 +69,9 @@ class Planned:
     def problem(self, view: View) -> Problem:
         """Return what is left to be done, as the planner takes it."""
         now_s = view.start_unix_s + view.t_s
-        due_s, soon_s = self._due_s(view), view.t_s + _LATE * needed_s(view) + 2 * S_PER_HOUR
+        due_s, soon_s = self._due_s(view), view.t_s + LATE * needed_s(view) + 2 * S_PER_HOUR
         due_s = np.where(due_s < view.t_s + needed_s(view), soon_s, due_s)
-        tight_s = due_s[due_s - view.t_s - needed_s(view) < _TIGHT_H * S_PER_HOUR]
+        tight_s = due_s[due_s - view.t_s - needed_s(view) < TIGHT_H * S_PER_HOUR]
         edges_s = view.start_unix_s + _edges_s(view.t_s, float(due_s.max()), tight_s)
         jobs = []
         for i in range(len(view.job)):
