@@ -120,7 +120,7 @@ POWER_PROFILES = {name: bit for bit, name in enumerate(_PROFILES)}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemandConfig:
-    """Obey events that allow less power for a time: ``greentrain event power``, or files in the run's ``events``."""
+    """Obey events that allow less power or ask for a gear: ``greentrain event power``, or files in its ``events``."""
 
     dir: str | None = None
     """Folder whose files are events too, for all jobs that watch it; None: the run's own alone."""

@@ -668,6 +668,8 @@ class Controller:
             self._follow_launcher(self.preemption)
         if self._plans:
             self._plan(tokens, samples)
+        elif self._demand is not None and self._gears is not None:
+            self._ask_gear(self._demand, self._gears)
         self.profiling.stepped()
         if self._config.policy.budget_g is not None:
             self._watch_budget(tokens, samples)
@@ -675,6 +677,17 @@ class Controller:
     @never_raises
     def _follow_launcher(self, preemption: "PreemptionHandler") -> None:
         preemption.stepped()
+
+    @never_raises
+    def _ask_gear(self, demand: DemandResponse, gears: "Gears") -> None:
+        asked, run = demand.stepped(), self._host.active()
+        if asked is None or run is None:
+            return
+        gear, why = asked
+        if gear is not None and gear not in gears.box.gears:
+            run.warn(f"{gear} is asked for ({why}), and not among precision.gears: the run keeps its own")
+            gear = None
+        gears.ask(gear, why)
 
     @never_raises
     def _watch_budget(self, tokens: int, samples: int) -> None:
@@ -779,7 +792,18 @@ class Controller:
         """Return the gears that must not be used now, and why."""
         if self._demand is not None and self._demand.veto:
             return dict.fromkeys(Gear, self._demand.veto)
-        return {} if self._gears is None else {**self._gears.vetoes, **self._gears.barred}
+        if self._gears is None:
+            return {}
+        found = {**self._gears.vetoes, **self._gears.barred}
+        asked, why = (None, "") if self._demand is None else self._demand.gear
+        planner = None if self._schedule is None else self._schedule.planner
+        if (
+            planner is None
+            or asked in found
+            or not any(a is not None and a.gear == asked for a in planner.menu.actions)
+        ):
+            return found  # what nobody may use, or knows the cost of, is no choice of the plan's
+        return {**{gear: why for gear in self._gears.box.gears if gear != asked}, **found}
 
     def measure(self, steps: float, slack: Callable[[float], float]) -> None:
         """Measure every gear in the coming steps, for the plan of a job of so many steps, as its deadline allows."""

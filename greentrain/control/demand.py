@@ -1,4 +1,4 @@
-"""Demand response: at most X % of the power, or W, for a time. Files say so; rank 0 decides, all ranks obey.
+"""Demand response: at most X % of the power, or W, or one gear, for a time. Files say so; rank 0 decides, all obey.
 
 ::
 
@@ -7,26 +7,30 @@
 An event is a JSON or YAML file in the run's folder ``events``, or in ``actuators.demand.dir``, put there by a rename
 (``greentrain event power`` does). It is looked for once a second by the thread that books, never in the training's. A
 power limit answers it at once. What the cards cannot do, or nobody may set, a plan answers by a pause at the next step.
+A gear that is asked for is taken by all ranks after the same step, where neither quality nor a budget rules it out.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from greentrain.control.coordination import RankZeroChannel
+from greentrain.control.coordination import RankZeroChannel, SyncSchedule, Words
 from greentrain.errors import ConfigError
 from greentrain.ledger.active_run import ActiveRun
-from greentrain.types import S_PER_HOUR, iso
+from greentrain.types import S_PER_HOUR, Gear, iso
 from greentrain.utils.topology import job_store
-from greentrain.utils.validation import bound, moment
+from greentrain.utils.validation import bound, moment, shown
 from greentrain.utils.yaml_file import read
 
 T = TypeVar("T")
 
 FOLDER: Final = "events"
 FULL: Final = 1.0
-_KEYS: Final = {"percent", "power_w", "start", "hours", "reason"}
+LOOK_S: Final = 1.0
+"""How often a step looks whether another gear is asked for (s), as files are."""
+_KEYS: Final = {"percent", "power_w", "gear", "start", "hours", "reason"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +43,9 @@ class PowerEvent:
     percent: float | None = None
     """At most this share of the power limits that were found (%)."""
     power_w: float | None = None
-    """At most this, of all GPUs of the job (W)."""
+    """At most this, of all GPUs of the job (W). With neither: as much as before."""
+    gear: Gear | None = None
+    """To train in meanwhile, as the plan of a fleet does; None: as before."""
     reason: str = ""
 
     @classmethod
@@ -47,7 +53,7 @@ class PowerEvent:
         """Return the event that a file says.
 
         Args:
-            data: The content: percent or power_w, hours, and where told start (ISO 8601) and reason.
+            data: The content: percent, power_w or gear, hours, and where told start (ISO 8601) and reason.
             where: Name of the file, for the message.
             written_s: When it was written (s since the epoch), its start where it tells none.
 
@@ -56,9 +62,11 @@ class PowerEvent:
         """
         if not isinstance(data, Mapping) or not data.keys() <= _KEYS:
             raise ConfigError(f"{where} is no event; its keys are {', '.join(sorted(_KEYS))}")
-        percent, power_w, hours = (data.get(key) for key in ("percent", "power_w", "hours"))
-        if (percent is None) == (power_w is None) or hours is None:
-            raise ConfigError(f"{where} needs hours, and either percent or power_w")
+        percent, power_w, hours, gear = (data.get(key) for key in ("percent", "power_w", "hours", "gear"))
+        if None not in (percent, power_w) or (percent, power_w, gear) == (None, None, None) or hours is None:
+            raise ConfigError(f"{where} needs hours, and either percent or power_w, or gear")
+        if gear not in (None, *Gear):
+            raise ConfigError(f"{where}: gear is {shown(gear)}; write one of {', '.join(Gear)}")
         for key, value, most in (("percent", percent, 100.0), ("power_w", power_w, 1e9), ("hours", hours, 24.0 * 366)):
             if value is not None:
                 if isinstance(value, bool) or not isinstance(value, int | float):
@@ -67,13 +75,17 @@ class PowerEvent:
         start = data.get("start")
         start_s = written_s if start is None else moment(f"{where}: start", str(start)).timestamp()
         end_s = start_s + hours * S_PER_HOUR
-        return cls(start_s=start_s, end_s=end_s, percent=percent, power_w=power_w, reason=str(data.get("reason") or ""))
+        why = str(data.get("reason") or "")
+        kept = None if gear is None else Gear(gear)
+        return cls(start_s=start_s, end_s=end_s, percent=percent, power_w=power_w, gear=kept, reason=why)
 
     def share(self, limit_w: float | None) -> float:
         """Return the most that it allows, as a share of the limits found; watts without limits to compare with: 0."""
         if self.percent is not None:
             return self.percent / 100
-        return min(FULL, (self.power_w or 0.0) / limit_w) if limit_w else 0.0
+        if self.power_w is None:
+            return FULL
+        return min(FULL, self.power_w / limit_w) if limit_w else 0.0
 
 
 class EventFiles(Generic[T]):
@@ -138,13 +150,45 @@ class DemandResponse:
         self._holds: float | None = FULL
         self.veto = ""
         """Why the job must stand still now; empty: it need not."""
+        self.gear: tuple[Gear | None, str] = (None, "")
+        """The gear that is asked for, and why, as rank 0 knows it; None: none is."""
+        self._taken: tuple[Gear | None, str] = self.gear
+        self._sync: SyncSchedule | None = None
+        self._next_s = 0.0
 
     def look(self) -> bool:
         """Look for events, and obey; about once a second. Returns True where the plan has to be made anew."""
         place = self._run.topology
         if self._channel is None and (place.world_size == 1 or job_store() is not None):
             self._channel = RankZeroChannel(f"{self._run.run_id}/demand", place)
+        asked = self.gear
         said = self._decided() if place.rank == 0 else self._heard()
+        return self._limited(said) or self.gear != asked
+
+    def stepped(self) -> tuple[Gear | None, str] | None:
+        """Note the end of a step of a run without a plan, on every rank; return a gear that is asked for anew.
+
+        All ranks get it after the same step, with why; None in its place: none is asked for any more.
+        """
+        if self._sync is None:
+            channel = RankZeroChannel(f"{self._run.run_id}/gear", self._run.topology)
+            self._sync = SyncSchedule(channel, time.monotonic, self._run.warn)
+        sync = self._sync
+
+        def say() -> Words:
+            found = None
+            if sync.is_due(self._next_s):
+                self._next_s = time.monotonic() + LOOK_S
+                sync.restart()
+                found = None if self.gear == self._taken else {"gear": self.gear[0], "why": self.gear[1]}
+            return found, sync.steps_until(self._next_s)
+
+        if (found := sync.stepped(say)) is None:
+            return None
+        self._taken = None if found["gear"] is None else Gear(found["gear"]), str(found["why"])
+        return self._taken
+
+    def _limited(self, said: tuple[float, str] | None) -> bool:
         if said is None or (said == self._now and self._holds == said[0]):
             return False
         changed, (share, why), self._now = said != self._now, said, said
@@ -172,8 +216,11 @@ class DemandResponse:
         job_w = None if limit_w is None else limit_w * self._run.topology.world_size
         holding = [event for event in self._files.events() if event.start_s <= now_s < event.end_s]
         strictest = min(holding, key=lambda event: event.share(job_w), default=None)
+        gears = [event for event in holding if event.gear is not None]
+        last = max(gears, key=lambda event: event.start_s, default=None)
+        self.gear = (None, "") if last is None else (last.gear, last.reason or "a power event")
         said = (FULL, "")
-        if strictest is not None:
+        if strictest is not None and strictest.share(job_w) < FULL:
             share = round(strictest.share(job_w), 6)
             said = share, f"until {iso(strictest.end_s)}" + (strictest.reason and f", {strictest.reason}")
         if said != self._now and self._run.topology.world_size > 1:

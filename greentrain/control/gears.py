@@ -152,6 +152,7 @@ class Gears:
         self._saved: Mapping[str, Any] = {}
         self._outer: nn.Module | None = None
         self._scaler: Any = None
+        self._asked: GearLoop | None = None
         self.measuring: ProfilingRun | None = None
         """The profiling phase, while it runs: it decides in place of the policy."""
         self._bound: list[Any] = []
@@ -303,12 +304,25 @@ class Gears:
             ConfigError: It is not among the gears of the run.
         """
         self.box.request(gear)
-        self._loop = GearLoop(StaticPolicy(Gear(gear)), self.box.gears, self._config.fp8_max_share)
+        self._loop, self._asked = self._static(Gear(gear), "static"), None
 
     def follow(self, gear: Gear, reason: str) -> None:
         """Use a gear from now on: a step has just ended, and a plan asks for it."""
-        self._loop = GearLoop(StaticPolicy(gear, reason), self.box.gears, self._config.fp8_max_share)
+        self._loop = self._static(gear, reason)
         self._decide()
+
+    def ask(self, gear: Gear | None, reason: str) -> None:
+        """Use a gear in place of the policy's from now on, as somebody asks for it: a step has just ended.
+
+        Args:
+            gear: The gear; None: the policy decides again.
+            reason: Why.
+        """
+        self._asked = None if gear is None else self._static(gear, reason)
+        self._decide()
+
+    def _static(self, gear: Gear, reason: str) -> GearLoop:
+        return GearLoop(StaticPolicy(gear, reason), self.box.gears, self._config.fp8_max_share)
 
     def prewarm(self, run: Callable[[], Any]) -> None:
         """Run something once in every gear, so that compiling does not fall into the training.
@@ -411,7 +425,7 @@ class Gears:
         if self.measuring is not None:
             decision = Decision(gear=self.measuring.gear, reason="profiling")
         else:
-            decision = self._loop.decide(
+            decision = (self._asked or self._loop).decide(
                 Observation(step=self.steps, gear=before), self.done, {**self.barred, **self.vetoes}
             )
         self.box.request(decision.gear)

@@ -40,7 +40,7 @@ FORMAT: Final = 1
 LEASE_S: Final = 120.0
 """How long a controller that says nothing keeps its place (s): more than the longest plan takes."""
 KEEP_S: Final = 120 * 24 * 3600.0
-"""How long samples are kept (s)."""
+"""How long samples and stays are kept (s)."""
 KEPT_PLANS: Final = 50
 BUSY_S: Final = 5.0
 """How long a transaction waits for that of another process (s)."""
@@ -55,6 +55,8 @@ _TABLES: Final = (
     " document TEXT NOT NULL)",
     "CREATE TABLE IF NOT EXISTS samples (t_s DOUBLE PRECISION NOT NULL, site TEXT NOT NULL, document TEXT NOT NULL,"
     " PRIMARY KEY (t_s, site))",
+    "CREATE TABLE IF NOT EXISTS stays (job TEXT NOT NULL, from_s DOUBLE PRECISION NOT NULL,"
+    " until_s DOUBLE PRECISION NOT NULL, document TEXT NOT NULL, PRIMARY KEY (job, from_s))",
     "INSERT INTO fleet (name, value) VALUES ('format', '1') ON CONFLICT (name) DO NOTHING",
     "INSERT INTO lease (id, holder, epoch, until_s, beat_s, dry, note) VALUES (1, '', 0, 0, 0, 0, '')"
     " ON CONFLICT (id) DO NOTHING",
@@ -83,6 +85,8 @@ class FleetJob:
     """Until when (s since the epoch, UTC); None: not known, or it does not wait."""
     since_s: float | None = None
     """Since when it is in this state (s since the epoch, UTC)."""
+    stay_s: float | None = None
+    """Since when it runs in this row (s since the epoch, UTC); None: it does not run."""
     row: str = ""
     """The row it runs in, for people; empty: none."""
     site: str = ""
@@ -112,6 +116,22 @@ class FleetJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FleetStay:
+    """A time that is over, in which a job ran in one row; of no length where it ended without."""
+
+    job: str
+    from_s: float
+    """(s since the epoch, UTC)."""
+    until_s: float
+    row: str = ""
+    nodes: int = 0
+    pool: str = ""
+    user: str = ""
+    end: str = ""
+    """How the job ended with it: ``done``, ``failed``, ``cancelled``, ``gone`` (nobody says how); empty: it did not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FleetAction:
     """One thing that the controller did, or would do."""
 
@@ -120,7 +140,7 @@ class FleetAction:
     """When it was decided (s since the epoch, UTC)."""
     job: str
     verb: str
-    """``hold``, ``release``, ``requeue``, ``resize``, ``cap``, ``event``."""
+    """``hold``, ``release``, ``requeue``, ``resize``, ``cap``, ``gear``, ``event``."""
     what: str = ""
     """For people: 'to 4 nodes of gpu', 'to 70% until 18:00Z'."""
     reason: str = ""
@@ -145,6 +165,8 @@ class FleetSample:
     g_per_kwh: float | None = None
     grams: float | None = None
     """Emitted since the sample before; None: unknown."""
+    grams_basis: str = Provenance.MODELLED.value
+    """measured (watts of every job, or what its run booked while nobody looked) | modelled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,6 +320,17 @@ class FleetState:
             found = ask(sql, after, job or "", int(job is None), most)
         return [replace(FleetAction(**json.loads(text)), outcome=outcome) for outcome, text in reversed(found)]
 
+    def stays(self, since_s: float = 0.0) -> list[FleetStay]:
+        """Return what jobs did until they changed or ended, in its order; nothing where an earlier version wrote.
+
+        Args:
+            since_s: Those that ended after this (s since the epoch, UTC).
+        """
+        with contextlib.suppress(FleetStateError), self._transaction() as ask:
+            found = ask("SELECT document FROM stays WHERE until_s >= ? ORDER BY from_s, job", since_s)
+            return [FleetStay(**json.loads(text)) for (text,) in found]
+        return []
+
     def unknown(self) -> list[FleetAction]:
         """Return actions without an outcome: their controller was cut off."""
         with self._transaction() as ask:
@@ -356,6 +389,7 @@ class FleetState:
         jobs: Sequence[FleetJob] | None = None,
         plan: tuple[str, dict[str, Any]] | None = None,
         samples: Sequence[FleetSample] = (),
+        stays: Sequence[FleetStay] = (),
         note: str = "",
     ) -> None:
         """Write what is known now, all or nothing, and be heard of.
@@ -364,6 +398,7 @@ class FleetState:
             jobs: All jobs of the fleet, in place of those noted before; None: they stay.
             plan: Why there is a new one, and the plan as ``Plan.to_dict`` says it; None: that of before stays.
             samples: New samples.
+            stays: What is over since they were written last.
             note: What is wrong, for people; empty: nothing.
 
         Raises:
@@ -391,11 +426,18 @@ class FleetState:
                     _json(plan[1]),
                 )
                 ask("DELETE FROM plans WHERE seq <= ?", seq - KEPT_PLANS)
+            for stay in stays:
+                sql = "INSERT INTO stays (job, from_s, until_s, document) VALUES (?, ?, ?, ?)"
+                sql += (
+                    " ON CONFLICT (job, from_s) DO UPDATE SET until_s = excluded.until_s, document = excluded.document"
+                )
+                ask(sql, stay.job, stay.from_s, stay.until_s, _text(stay))
             for sample in samples:
                 sql = "INSERT INTO samples (t_s, site, document) VALUES (?, ?, ?) ON CONFLICT (t_s, site) DO NOTHING"
                 ask(sql, sample.t_s, sample.site, _text(sample))
             if samples:  # which are forgotten one day, their sum is not
                 ask("DELETE FROM samples WHERE t_s < ?", samples[-1].t_s - KEEP_S)
+                ask("DELETE FROM stays WHERE until_s < ?", samples[-1].t_s - KEEP_S)
                 sql = "INSERT INTO fleet (name, value) VALUES ('emitted_g', ?)"
                 sql += " ON CONFLICT (name) DO UPDATE SET value = excluded.value"
                 emitted = dict(ask("SELECT name, value FROM fleet")).get("emitted_g", 0.0)

@@ -331,14 +331,16 @@ def lines_from_the_end(path: Path) -> Iterator[bytes]:
             yield begun
 
 
-def last_record(path: Path) -> dict[str, Any] | None:
+def last_record(path: Path, *kinds: str) -> dict[str, Any] | None:
     """Return the record in the last line of a journal; None where that line is torn, or nothing can be read.
 
     Args:
         path: The journal.
+        kinds: The last complete record of these is returned, whatever stands after it.
     """
     try:
-        return parse_line(next(lines_from_the_end(path), b""), short=True)
+        records = (parse_line(line, short=True) for line in lines_from_the_end(path))
+        return next((one for one in records if not kinds or (one is not None and one.get("kind") in kinds)), None)
     except (OSError, RunFolderError):
         return None
 

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from greentrain.errors import RunFolderError
-from greentrain.ledger.fleet_state import FleetAction, FleetJob, FleetNow, FleetSample, FleetState
+from greentrain.ledger.fleet_state import FleetAction, FleetJob, FleetNow, FleetSample, FleetState, FleetStay
 from greentrain.ledger.journal import RUN_JSON
 from greentrain.policy.cluster.explain import why
 from greentrain.policy.cluster.paths import Layout
@@ -35,6 +35,10 @@ MOST_SAMPLES: Final = 400
 GAP: Final = 10.0
 """Samples that are further apart than so many of their usual distances leave a gap: nobody knows what was between."""
 MOST_ACTIONS: Final = 50
+_NOTHING: Final = {
+    **dict.fromkeys(("release_s", "deadline_s", "waits_for", "until_s", "row", "power_w")),
+    **{"is_late": False, "basis": "missing"},
+}
 
 
 class JobNow(NamedTuple):
@@ -61,6 +65,8 @@ class ClusterNow:
     """Controller and jobs; None: there is only a plan."""
     samples: Sequence[FleetSample] = ()
     actions: Sequence[FleetAction] = ()
+    stays: Sequence[FleetStay] = ()
+    """What jobs did before, and how they ended."""
 
     @classmethod
     def at(cls, plan: Plan, now_s: float, **more: Any) -> "ClusterNow":
@@ -155,14 +161,24 @@ class ClusterNow:
         }
 
     def _lines(self) -> list[dict[str, Any]]:
-        """Return all jobs: what the controller says goes before what the plan says; what it does not name is gone."""
-        jobs = self.plan.problem.jobs
+        """Return all jobs: what the controller says goes before what the plan says; what it does not name has ended."""
+        jobs, start_s = self.plan.problem.jobs, float(self.plan.problem.edges_s[0])
         if self.fleet is None:
             return [{**self._line(i), **self.job(i)._asdict()} for i in range(len(jobs))]
         lines = {job.name: {**self._line(i), **JobNow("gone")._asdict()} for i, job in enumerate(jobs)}
+        for stay in self.stays:
+            if stay.end:
+                known = {"user": stay.user, "state": stay.end, "since_s": stay.until_s}
+                lines[stay.job] = {**_NOTHING, "name": stay.job, **lines.get(stay.job, {}), **known, "stays": []}
         for told in self.fleet.jobs:
             lines[told.name] = {"release_s": None, "stays": [], **lines.get(told.name, {}), **_told(told)}
-        return list(lines.values())
+        past: dict[str, list[Any]] = {name: [] for name in lines}
+        for stay in self.stays:
+            past.get(stay.job, []).append([stay.from_s, stay.until_s, stay.row, stay.nodes, stay.pool])
+        for told in self.fleet.jobs:
+            if told.stay_s is not None and told.stay_s < start_s:
+                past[told.name].append([told.stay_s, start_s, told.row, told.nodes, told.pool])
+        return [{**line, "past": [stay for stay in past[name] if stay[2]]} for name, line in lines.items()]
 
     def _line(self, index: int) -> dict[str, Any]:
         job, edges = self.plan.problem.jobs[index], self.plan.problem.edges_s
@@ -279,7 +295,8 @@ class Cluster:
             return None
         samples = store.samples(since_s=float(self._plan.problem.edges_s[0]) - PAST_S)
         more = {"fleet": store.now(), "samples": samples, "actions": store.actions(most=MOST_ACTIONS)}
-        return ClusterNow.at(self._plan, now_s, reason=self._made[1], **more)
+        stays = store.stays(float(self._plan.problem.edges_s[0]) - PAST_S)
+        return ClusterNow.at(self._plan, now_s, reason=self._made[1], stays=stays, **more)
 
     def _plan_stat(self) -> object:
         return None if self._run_json.exists() else _stat(str(self._plan_path))  # the plan of a run is of one job

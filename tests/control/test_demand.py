@@ -4,7 +4,8 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,11 +15,14 @@ from typer.testing import CliRunner
 from greentrain import GreenSession
 from greentrain.carbon.constant import ConstantSignal
 from greentrain.cli.app import app
+from greentrain.config.schema import GreenConfig
+from greentrain.control.controller import Controller
 from greentrain.control.demand import DemandResponse, PowerEvent
 from greentrain.errors import ConfigError
 from greentrain.ledger.journal import read_journal
+from greentrain.policy.action_table import Action
 from greentrain.testing.fake_nvml import FakeGpu
-from greentrain.types import Topology
+from greentrain.types import Gear, Topology
 from tests.control.actuators.conftest import library, node, patient  # noqa: F401  fixtures of the fake driver
 from tests.control.actuators.on_fake import Node
 from tests.helpers.flat_meter import FlatMeter
@@ -228,3 +232,60 @@ def test_the_command_refuses_what_is_no_event(tmp_path: Path, words: list[str], 
 def test_a_folder_that_is_no_run_gets_no_event(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["event", "power", "--percent", "70", "--hours", "1", str(tmp_path)])
     assert done.exit_code != 0 and not (tmp_path / "events").exists()
+
+
+def test_the_newest_gear_is_asked_for_and_takes_no_power_away(tmp_path: Path) -> None:
+    run, cards = Run(tmp_path), Cards()
+    demand = obeying(run, cards)
+    put(tmp_path, "a.json", gear="fp32", hours=2, start=START, reason="the plan")
+    put(tmp_path, "b.json", gear="bf16", percent=70, hours=1, start="2023-11-14T22:43:20Z")
+    told = []
+    for hours in (0.0, 0.5, 1.5, 2.0):
+        run.now_s = NOW_S + 3600.0 * hours
+        assert demand.look(), "the plan has to know"
+        told.append((demand.gear, demand.stepped(), cards.shares[-1:]))
+        demand._next_s = 0.0  # a second later
+    asked = [("fp32", "the plan"), ("bf16", "a power event"), ("fp32", "the plan"), (None, "")]
+    assert [gear for gear, *_ in told] == [step for _, step, _ in told] == asked
+    assert [shares for *_, shares in told] == [[], [0.7], [1.0], [1.0]] and run.warnings == []
+
+
+def test_all_ranks_take_a_gear_after_the_same_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store: Any = torch.distributed.HashStore()  # type: ignore[attr-defined]
+    monkeypatch.setattr("greentrain.control.demand.job_store", lambda: store)
+    monkeypatch.setattr("greentrain.control.coordination.job_store", lambda: store)
+    put(tmp_path, "a.json", gear="fp32", hours=1, start=START)
+    ranks = [obeying(Run(tmp_path / str(rank), rank, 2), Cards()) for rank in (0, 1)]
+    ranks[0]._files = obeying(Run(tmp_path), Cards())._files
+    for demand in ranks:
+        demand.look()
+    assert ranks[1].gear == (None, ""), "it has no file, and does what it is told"
+    steps = [[demand.stepped() for demand in ranks] for _ in range(40)]
+    (taken,) = [pair for pair in steps if pair != [None, None]]
+    assert taken == [("fp32", "a power event")] * 2
+
+
+@pytest.mark.parametrize("event", [{"gear": "fp9", "hours": 1}, {"gear": ["fp8"], "hours": 1}, {"gear": "fp8"}])
+def test_a_wrong_gear_names_its_file(event: Any) -> None:
+    with pytest.raises(ConfigError, match=r"a\.json(: gear is .* write one of fp32, bf16| needs hours)"):
+        PowerEvent.of(event, "a.json", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "guarded", "barred"),
+    [
+        (None, {}, set()),
+        ("fp8", {}, {"bf16", "fp32"}),
+        ("fp8", {"fp8": "noise"}, {"fp8"}),  # quality goes before what a fleet saves
+        ("fp32", {}, set()),  # of which the plan's table knows no cost
+    ],
+)
+def test_a_plan_of_its_own_decides_within_the_gear_that_is_asked_for(
+    asked: str | None, guarded: dict[str, str], barred: set[str]
+) -> None:
+    controller = Controller(GreenConfig.load({"precision": {"gears": ["bf16", "fp8", "fp32"]}}), cast(Any, None))
+    rows = None, Action(gear=Gear.BF16), Action(gear=Gear.FP8)
+    gears = SimpleNamespace(vetoes=guarded, barred={}, box=SimpleNamespace(gears=("bf16", "fp8", "fp32")))
+    controller._gears, controller._demand = cast(Any, gears), cast(Any, SimpleNamespace(gear=(asked, "why"), veto=""))
+    controller._schedule = cast(Any, SimpleNamespace(planner=SimpleNamespace(menu=SimpleNamespace(actions=rows))))
+    assert set(controller.vetoes()) == barred

@@ -12,10 +12,10 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -24,10 +24,10 @@ from greentrain.carbon.replayed import GridTime
 from greentrain.config.schema import CarbonConfig
 from greentrain.control.demand import FOLDER, EventFiles, PowerEvent
 from greentrain.control.fleet.engines import Engine, EngineError, EngineView
-from greentrain.control.fleet.planning import Grids, Known, SiteEvent, known, pool_of, problem
+from greentrain.control.fleet.planning import Grids, Known, SiteEvent, known, pool_of, problem, run_grams
 from greentrain.control.fleet.spec import FleetSpec, JobTerms
 from greentrain.errors import CarbonSignalError, ConfigError, GreenTrainError
-from greentrain.ledger.fleet_state import LEASE_S, FleetHeldError, FleetJob, FleetSample, FleetState
+from greentrain.ledger.fleet_state import LEASE_S, FleetHeldError, FleetJob, FleetSample, FleetState, FleetStay
 from greentrain.policy.cluster.explain import why
 from greentrain.policy.cluster.planner import solve
 from greentrain.policy.cluster.problem import OFF, Array, Plan, Row
@@ -40,9 +40,22 @@ POLL_S: Final = 1.0
 """How often demand response is looked for (s), as jobs do."""
 CAP_FILE: Final = "fleet.json"
 """In the folder ``events`` of a run: its power event from the fleet."""
+MISSED_LOOKS: Final = 5
+"""Looks (of a minute at least) that nobody took: then what runs have booked counts, not what they draw now."""
 RETRY_TURNS: Final = 5
 """Looks after which what was refused is tried again."""
 _OWN: Final = ("hold", "requeue")
+_ENDED: Final = ("done", "failed", "cancelled")
+
+
+class _Told(NamedTuple):
+    """What a run was told last."""
+
+    share: float
+    """Of its power limits."""
+    until_s: float
+    """(s since the epoch, of this machine)."""
+    gear: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +107,9 @@ class FleetController:
         self._seen: tuple[Any, ...] = ()
         self._hours: list[Array] = []
         self._tried: dict[tuple[str, str, str], int] = {}
+        self._refused: set[str] = set()
+        self._ended: dict[str, tuple[str, JobTerms]] = {}
+        self._unheard: dict[str, str] = {}
         self._turn = 0
         self._sampled_s: float | None = None
         self._files = EventFiles([Path(spec.events)], self._read)
@@ -173,12 +189,13 @@ class FleetController:
                 self._replan(view, events, now_s)
         except CarbonSignalError as error:
             reason, notes = "", [*notes, str(error)]
-        jobs = [self._noted(job, now_s) for job in self._known]
+        jobs, before = [self._noted(job, now_s) for job in self._known], self._jobs
         self._jobs = {job.name: job for job in jobs}
         self._state.write(
             jobs=jobs,
             plan=(reason, self.plan.to_dict()) if reason and self.plan is not None else None,
-            samples=self._samples(now_s, events),
+            samples=self._samples(now_s, events, before),
+            stays=self._stays(before, now_s),
             note="; ".join(notes),
         )
         self._do(self._differences(events, now_s), now_s)
@@ -192,11 +209,15 @@ class FleetController:
         """Note the jobs of the fleet; return what is wrong with those that are left alone, and that they have nodes."""
         declared = {job.name: job for job in self._spec.jobs}
         found, notes, taken = [], [], dict(view.taken)
+        self._ended = {}
         for job in view.jobs:
             name = job.id if job.name in ("", job.id) else f"{job.name}-{job.id}"
             try:
                 terms = declared.get(job.name) or declared.get(job.id) or JobTerms.of_tag(job.tag)
-                if terms is None or job.state in ("done", "failed"):
+                if terms is None:
+                    continue
+                if job.state in _ENDED:
+                    self._ended[name] = job.state, terms
                     continue
                 state = job.state
                 if state == "stopped":  # by us, or by its user, whose word counts
@@ -226,13 +247,11 @@ class FleetController:
         if job.engine.state != "running":
             return None
         pool = pool_of(self._spec, job.engine) or job.rows[0].pool
-        index = job.row(job.engine.nodes, pool, self._told_cap(job))
-        index = job.row(job.engine.nodes, pool) if index is None else index
+        told = _told(job)
+        share, gear = 1.0 if told is None else told.share, job.gear or (None if told is None else told.gear)
+        tried = (job.row(job.engine.nodes, pool, *some) for some in ((share, gear), (share,), (None, gear), ()))
+        index = next((one for one in tried if one is not None), None)
         return None if index is None else job.rows[index]
-
-    def _told_cap(self, job: Known) -> float:
-        found = _cap_file(job)
-        return 1.0 if found is None else found[0]
 
     def _noted(self, job: Known, now_s: float) -> FleetJob:
         before, row = self._jobs.get(job.name), self._rows.get(job.name)
@@ -240,6 +259,10 @@ class FleetController:
         action = None if row is None else job.actions[job.rows.index(row)]
         pool = pool_of(self._spec, job.engine) or ""
         waits = job.engine.state != "running" and wants is not None
+        is_same = before is not None and (before.row, before.nodes, before.pool, before.state) == (
+            "" if row is None else row.name, job.engine.nodes, pool, job.engine.state,
+        )  # fmt: skip
+        stay_s = now_s if before is not None and before.state == "running" else job.engine.start_s or now_s
         return FleetJob(
             name=job.name,
             state=job.engine.state,
@@ -249,6 +272,7 @@ class FleetController:
             else ("nodes: the plan runs it now" if wants.row else wants.reason()),
             until_s=wants.starts_s if waits and wants is not None else None,
             since_s=before.since_s if before is not None and before.state == job.engine.state else now_s,
+            stay_s=None if row is None else (before.stay_s if before is not None and is_same else stay_s),
             row="" if row is None else row.name,
             site=next((one.site for one in self._spec.pools if one.name == pool), ""),
             pool=pool,
@@ -267,7 +291,22 @@ class FleetController:
             engine_id=job.engine.id,
         )
 
-    def _samples(self, now_s: float, events: Sequence[SiteEvent]) -> list[FleetSample]:
+    def _stays(self, before: Mapping[str, FleetJob], now_s: float) -> list[FleetStay]:
+        """Return what jobs that ran before do no more."""
+        found = []
+        for name, was in before.items():
+            job = self._jobs.get(name)
+            if job is None or (was.stay_s is not None and job.stay_s != was.stay_s):
+                end = "" if job is not None else self._ended[name][0] if name in self._ended else "gone"
+                found.append(
+                    FleetStay(
+                        job=name, from_s=now_s if was.stay_s is None else was.stay_s, until_s=now_s, row=was.row,
+                        nodes=was.nodes, pool=was.pool, user=was.user, end=end,
+                    )
+                )  # fmt: skip
+        return found
+
+    def _samples(self, now_s: float, events: Sequence[SiteEvent], before: Mapping[str, FleetJob]) -> list[FleetSample]:
         found = []
         passed_s = None if self._sampled_s is None else now_s - self._sampled_s
         self._sampled_s = now_s
@@ -276,23 +315,56 @@ class FleetController:
             values = [j.power_w if j.power_w is not None else row.power_w for j, row in there]
             power_w = sum(values) * site.carbon.pue
             g_per_kwh = float(self._hours[i][0]) if self._hours else None
-            grams = None
-            if passed_s is not None and g_per_kwh is not None:  # of each job since it runs, or was looked at last
-                ran_s = [min(passed_s, max(0.0, now_s - (j.engine.start_s or now_s))) for j, _ in there]
-                energy_j = sum(w * s for w, s in zip(values, ran_s, strict=True)) * site.carbon.pue
-                grams = energy_j * g_per_kwh / J_PER_KWH
+            grams, as_measured = None, False
+            if passed_s is not None and g_per_kwh is not None:
+                jobs = [(job, watts) for (job, _), watts in zip(there, values, strict=True)]
+                grams, as_measured = self._grams(i, jobs, before, now_s, passed_s, g_per_kwh)
             measured = bool(there) and all(j.power_w is not None for j, _ in there)
-            basis = Provenance.MEASURED if measured else Provenance.MODELLED
+            basis, of_grams = (Provenance.MEASURED if fine else Provenance.MODELLED for fine in (measured, as_measured))
             cap_w = min(
                 [math.inf if site.power_cap_w is None else site.power_cap_w, *self._caps_now(site.name, events, now_s)]
             )
             found.append(
                 FleetSample(
                     t_s=now_s, site=site.name, power_w=power_w, basis=basis.value, g_per_kwh=g_per_kwh, grams=grams,
+                    grams_basis=of_grams.value,
                     cap_w=None if math.isinf(cap_w) else max(0.0, cap_w - self._spec.idle_w(site)),
                 )
             )  # fmt: skip
         return found
+
+    def _grams(
+        self,
+        i: int,
+        jobs: Sequence[tuple[Known, float]],
+        before: Mapping[str, FleetJob],
+        now_s: float,
+        passed_s: float,
+        g_per_kwh: float,
+    ) -> tuple[float, bool]:
+        """Return what jobs emitted at a site since the last look (g), those that ended included; and if measured."""
+        site, parts = self._spec.sites[i], list[tuple[float, bool]]()
+        alone = passed_s > MISSED_LOOKS * max(60.0, self._spec.every_s) * self._spec.speed
+        if alone:
+            g_per_kwh = self._grids.mean(i, now_s - passed_s, now_s) or g_per_kwh
+        ran = [
+            (one.terms.run, watts, one.power_w is not None, now_s - (one.engine.start_s or now_s),
+             one.engine.nodes, pool_of(self._spec, one.engine))
+            for one, watts in jobs
+        ]  # fmt: skip
+        for name, was in before.items():
+            if name not in self._jobs and was.state == "running" and was.site == site.name and was.power_w is not None:
+                run = self._ended[name][1].run if name in self._ended else None
+                left_s = (was.tokens_left or 0.0) / was.tokens_per_s if was.tokens_per_s else passed_s
+                ran.append((run, was.power_w, was.basis == Provenance.MEASURED, left_s, was.nodes, was.pool))
+        for run, watts, fine, ran_s, nodes, pool in ran:
+            booked = None
+            if alone and run is not None and self._spec.speed == 1.0:
+                idle_w = next((nodes * one.idle_w for one in self._spec.pools if one.name == pool), 0.0)
+                booked = run_grams(Path(run), now_s - passed_s, now_s, idle_w)
+            energy_j = watts * min(passed_s, max(0.0, ran_s)) * site.carbon.pue
+            parts.append(booked or (energy_j * g_per_kwh / J_PER_KWH, fine and not alone))
+        return sum(grams for grams, _ in parts), bool(parts) and all(fine for _, fine in parts)
 
     def _site(self, row: Row) -> str:
         return next(pool.site for pool in self._spec.pools if pool.name == row.pool)
@@ -311,6 +383,10 @@ class FleetController:
             site = data.pop("site", None)
             if site is not None and site not in (names := [one.name for one in self._spec.sites]):
                 raise ConfigError(f"{path}: site is {site!r}; known: {', '.join(names)}")
+            if "gear" in data:
+                raise ConfigError(
+                    f"{path}: gear is {data['gear']!r}, and a site has none: the plan tells each run its own"
+                )
             return SiteEvent(event=PowerEvent.of(data, str(path), self._time.at(written_s)), site=site)
         except (ConfigError, TypeError, ValueError) as error:
             self._tell(f"a power event is left out: {error}")
@@ -327,10 +403,12 @@ class FleetController:
         row = self._rows.get(job.name)
         if row is None or job.terms.run is None:
             return []
-        share, until_s = 1.0, now_s
+        share, until_s, gear = 1.0, now_s, None
         planned = self._planned(job, now_s)
         if planned is not None and planned[0] in job.rows:
-            share, until_s = job.actions[job.rows.index(planned[0])].cap, planned[1]
+            action = job.actions[job.rows.index(planned[0])]
+            share, until_s = action.cap, planned[1]
+            gear = str(action.gear) if job.run.obeys and len(job.run.gears) > 1 else None
         site = self._site(row)
         holding = [e for e in events if e.site in (None, site) and e.event.start_s <= now_s < e.event.end_s]
         running = [r for r in self._rows.values() if self._site(r) == site]
@@ -341,25 +419,34 @@ class FleetController:
             asked = min(min(1.0, e.event.share(full_w)) for e in holding)
             if asked < share:
                 share, until_s = asked, max(e.event.end_s for e in holding)
-        known_cap = _cap_file(job)
+        cap_w = min(cap_w, math.inf if there.power_cap_w is None else there.power_cap_w)
+        if planned is None and job.name in self._refused and full_w > cap_w:  # nobody could end it
+            share, until_s = min(share, cap_w / full_w), max(until_s, (now_s // S_PER_HOUR + 1) * S_PER_HOUR)
+        told = _told(job)
         real_end_s = self._time.real(until_s)
         reason = holding[0].event.reason or "a power event" if holding else "the plan of the fleet"
-        if share >= 1.0:
+        if share >= 1.0 and gear is None:
             step = _Step(job=job, verb="cap", what="lifted", do=lambda: _lift(job), reason="no cap is needed any more")
-            return [] if known_cap is None else [step]
-        if known_cap is not None and abs(known_cap[0] - share) < 1e-6 and known_cap[1] >= real_end_s:
+            return [] if told is None else [step]
+        if told is not None and abs(told.share - share) < 1e-6 and told.gear == gear and told.until_s >= real_end_s:
             return []
         # Longer than it holds, and renewed or lifted: a plan that is late lifts none.
         hours = max(0.01, (real_end_s - self._clock()) / S_PER_HOUR + 1.0)
-        what = f"to {share:.0%} until {iso(until_s)}"
-        return [_Step(job=job, verb="cap", what=what, do=lambda: _cap(job, share, hours, reason), reason=reason)]
+        verb, limit = ("cap", f"{share:.0%}") if share < 1.0 else ("gear", None)
+        what = f"to {' in '.join(word for word in (limit, gear) if word)} until {iso(until_s)}"
+        if job.run.obeys is False:  # none of its rows has a cap, so that the plan has all its watts
+            if self._unheard.get(job.name) == what:
+                return []
+            self._unheard[job.name] = what
+            return [_Step(job=job, verb=verb, what=what, do=_nobody_obeys, reason=reason)]
+        return [_Step(job=job, verb=verb, what=what, do=lambda: _tell(job, share, gear, hours, reason), reason=reason)]
 
     # -- what should be ----------------------------------------------------------------------------------------
 
     def _happened(self, view: EngineView, events: Sequence[SiteEvent], now_s: float) -> str:
         """Return why a new plan is needed; empty: the old one stands."""
         seen = (
-            tuple((job.name, job.engine.state == "running" and job.engine.nodes) for job in self._known),
+            tuple((j.name, j.engine.state == "running" and j.engine.nodes, j.run.obeys) for j in self._known),
             (tuple(view.nodes_up.items()), tuple(view.taken.items())),
             frozenset(events),
             math.floor(now_s / S_PER_HOUR),
@@ -417,7 +504,7 @@ class FleetController:
                     first.append(_Step(job=job, verb="hold", what="", do=self._hold(job)))
                 elif state == "running" and job.terms.restart:
                     first.append(_Step(job=job, verb="requeue", what="ended, and held", do=self._hold(job)))
-                elif events:
+                if state == "running" and (job.name in self._refused if job.terms.restart else events):
                     caps += self._caps(job, events, now_s, at_once=False)
                 continue
             row = planned[0]
@@ -462,6 +549,8 @@ class FleetController:
                     step.do()
                 except (GreenTrainError, OSError) as error:
                     outcome = f"refused: {error}"
+                if step.verb == "requeue":  # one that cannot be ended runs on, and its share of power is told again
+                    (self._refused.discard if outcome == "done" else self._refused.add)(step.job.name)
                 self._state.conclude(seq, outcome)
             self._tell(f"{iso(now_s)} {step.verb} {step.job.name} {step.what}: {reason} [{outcome}]")
 
@@ -476,22 +565,28 @@ def _cap_path(job: Known) -> Path:
     return Path(job.terms.run or "") / FOLDER / CAP_FILE
 
 
-def _cap_file(job: Known) -> tuple[float, float] | None:
-    """Return the share that a run was told last, and until when (s since the epoch); None: none."""
+def _told(job: Known) -> _Told | None:
+    """Return what a run was told last; None: nothing."""
     if job.terms.run is None:
         return None
     try:
         path = _cap_path(job)
         data = json.loads(path.read_text(encoding="utf-8"))
-        return float(data["percent"]) / 100, path.stat().st_mtime + float(data["hours"]) * S_PER_HOUR
+        until_s = path.stat().st_mtime + float(data["hours"]) * S_PER_HOUR
+        return _Told(float(data.get("percent", 100.0)) / 100, until_s, data.get("gear"))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def _cap(job: Known, share: float, hours: float, reason: str) -> None:
+def _tell(job: Known, share: float, gear: str | None, hours: float, reason: str) -> None:
     path = _cap_path(job)
     path.parent.mkdir(exist_ok=True)
-    write_json(path, {"percent": round(share * 100, 4), "hours": hours, "reason": f"the fleet: {reason}"})
+    asked = {"percent": round(share * 100, 4)} | ({} if gear is None else {"gear": gear})
+    write_json(path, {**asked, "hours": hours, "reason": f"the fleet: {reason}"})
+
+
+def _nobody_obeys() -> None:
+    raise EngineError("nobody obeys: its run has no actuators.demand, so all its watts stay in the plan")
 
 
 def _lift(job: Known) -> None:

@@ -30,7 +30,7 @@ class EngineJob:
     name: str
     state: str
     """``queued``, ``held``, ``running``, ``ending``, ``stopped`` (by whom, the engine does not say), ``done``,
-    ``failed``."""
+    ``failed``, ``cancelled``."""
     nodes: int
     """That it has, or asks for."""
     partition: str = ""
@@ -116,6 +116,7 @@ _STATES: Final[Mapping[str, str]] = {
     "PENDING": "queued", "RUNNING": "running", "SUSPENDED": "running", "CONFIGURING": "running", "RESIZING": "running",
     "COMPLETING": "ending", "SIGNALING": "running", "STAGE_OUT": "ending", "REQUEUED": "ending",
     "REQUEUE_HOLD": "held", "REQUEUE_FED": "ending", "STOPPED": "running", "SPECIAL_EXIT": "held", "COMPLETED": "done",
+    "CANCELLED": "cancelled",
 }  # fmt: skip
 """JOB STATE CODES of squeue(1), 22.05; all others are failures."""
 _DOWN: Final = re.compile(r"DOWN|DRAIN|FAIL|NOT_RESPONDING|MAINT|POWERED_DOWN|FUTURE")

@@ -1,10 +1,10 @@
 """What is left of a fleet's jobs, as the planner of a cluster takes it: rows, tokens, deadlines, grids, caps, nodes."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -14,9 +14,9 @@ from greentrain.control.demand import PowerEvent
 from greentrain.control.fleet.engines import EngineJob, EngineView
 from greentrain.control.fleet.spec import FleetSpec, JobTerms, PoolSpec, deadline_s
 from greentrain.control.plan.planner import GridOutlook
-from greentrain.errors import CarbonSignalError, ConfigError
+from greentrain.errors import CarbonSignalError, ConfigError, RunFolderError
 from greentrain.ledger.fleet_state import FleetJob
-from greentrain.ledger.journal import last_record
+from greentrain.ledger.journal import RUN_JSON, last_record, read_journal, read_object
 from greentrain.policy.action_sources import read_actions
 from greentrain.policy.action_table import Action
 from greentrain.policy.cluster.problem import (
@@ -43,6 +43,28 @@ FRESH_S: Final = 120.0
 """A journal whose last entry is older says nothing of the power of now (s): entries last ten seconds at most."""
 
 
+class RunWords(NamedTuple):
+    """What the configuration of a run says to its fleet."""
+
+    obeys: bool | None = None
+    """Whether it looks for events (``actuators.demand``); None: it has not begun, or has no run folder."""
+    gears: Collection[str] = ()
+    """That it may shift to; empty: its own alone, as far as is known."""
+
+    @classmethod
+    def of(cls, terms: JobTerms) -> "RunWords":
+        """Return the words of the run that a job names."""
+        try:
+            config = read_object(Path(terms.run or "") / RUN_JSON)["config"] if terms.run is not None else None
+            return (
+                cls()
+                if config is None
+                else cls(bool(config["actuators"]["demand"] is not None), tuple(config["precision"]["gears"]))
+            )
+        except (RunFolderError, OSError, KeyError, TypeError):
+            return cls()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Known:
     """A job of the engine, with all that a plan needs."""
@@ -59,27 +81,35 @@ class Known:
     deadline_s: float
     power_w: float | None = None
     """Measured IT power of the whole job over that of its idle nodes (W), as of rows; None: nobody measures it."""
+    run: "RunWords"
+    """What the configuration of its run says."""
+    gear: str | None = None
+    """In which it trained last; None: nobody knows."""
 
-    def row(self, nodes: int, pool: str, cap: float | None = None) -> int | None:
-        """Return the fastest row of a width in a pool, with a cap where one is named; None: there is none."""
+    def row(self, nodes: int, pool: str, cap: float | None = None, gear: str | None = None) -> int | None:
+        """Return the fastest row of a width in a pool, with cap and gear where they are named; None: there is none."""
         found = [
             i
             for i, (row, action) in enumerate(zip(self.rows, self.actions, strict=True))
-            if (row.nodes, row.pool) == (nodes, pool) and cap in (None, action.cap)
+            if (row.nodes, row.pool) == (nodes, pool) and cap in (None, action.cap) and gear in (None, action.gear)
         ]
         return max(found, key=lambda i: self.rows[i].tokens_per_s, default=None)
 
 
-def rows_of(spec: FleetSpec, terms: JobTerms, job: EngineJob) -> tuple[tuple[Row, ...], tuple[Action, ...]]:
+def rows_of(
+    spec: FleetSpec, terms: JobTerms, job: EngineJob, run: RunWords
+) -> tuple[tuple[Row, ...], tuple[Action, ...]]:
     """Return the rows that a job may be given, and their actions.
 
-    What a fleet can tell a job is where and how wide it starts, and a cap where GreenTrain runs in it (``run``); its
-    gear is its own decision: that of the table's fastest row is planned with there, of the usual one elsewhere.
+    What a fleet can tell a job is where and how wide it starts, and cap and gear where GreenTrain runs in it (``run``)
+    and looks for events. Of gears that nobody may choose, that of the table's fastest row is planned with where there
+    is a run, and the usual one elsewhere.
 
     Args:
         spec: The fleet.
         terms: Of the job.
         job: What the engine says of it.
+        run: What its run says.
 
     Raises:
         ConfigError: Its table has no row that it may use.
@@ -91,11 +121,13 @@ def rows_of(spec: FleetSpec, terms: JobTerms, job: EngineJob) -> tuple[tuple[Row
         menu = _menu(spec, terms, pool)
         gear = menu.actions[menu.static if terms.run is None else menu.fastest]
         assert gear is not None
+        gears = {str(a.gear) for a in menu.actions if a is not None} & set(run.gears if run.obeys else ())
+        obeys = terms.run is not None and run.obeys is not False
         nodes = -(-menu.width // pool.ranks_per_node)
         fits = [
             i
             for i, action in enumerate(menu.actions)
-            if action is not None and action.gear == gear.gear and (terms.run is not None or action.cap == 1.0)
+            if action is not None and action.gear in (gears or {gear.gear}) and (obeys or action.cap == 1.0)
         ]
         chosen: set[int] = set()
         for least, most in ((low, high), (job.nodes, job.nodes)):  # a width that it has now is one to stay in, too
@@ -140,7 +172,8 @@ def known(spec: FleetSpec, job: EngineJob, terms: JobTerms, name: str, before: F
     Raises:
         ConfigError: Its terms or its table are wrong.
     """
-    rows, actions = rows_of(spec, terms, job)
+    run = RunWords.of(terms)
+    rows, actions = rows_of(spec, terms, job, run)
     asked = [row.tokens_per_s for row in rows if row.nodes == job.nodes] or [row.tokens_per_s for row in rows]
     tokens = terms.tokens if terms.tokens is not None else (terms.hours or 0.0) * S_PER_HOUR * max(asked)
     left, seen_s = tokens, job.start_s or now_s
@@ -149,7 +182,7 @@ def known(spec: FleetSpec, job: EngineJob, terms: JobTerms, name: str, before: F
         seen_s = before.seen_s or now_s
         if before.state != "running" and job.start_s is not None:
             seen_s = max(seen_s, job.start_s)
-    done, power_w = (None, None) if terms.run is None else run_facts(Path(terms.run), now_s)
+    done, power_w, gear = (None, None, None) if terms.run is None else run_facts(Path(terms.run), now_s)
     if power_w is not None:
         idle_w = next((pool.idle_w for pool in spec.pools if pool.name == pool_of(spec, job)), 0.0)
         power_w = max(0.0, power_w - job.nodes * idle_w)
@@ -163,6 +196,8 @@ def known(spec: FleetSpec, job: EngineJob, terms: JobTerms, name: str, before: F
         tokens_left=left,
         deadline_s=deadline_s(terms, job.submit_s, tokens / max(row.tokens_per_s for row in rows)),
         power_w=power_w,
+        run=run,
+        gear=gear,
     )
     index = found.row(job.nodes, pool_of(spec, job) or rows[0].pool) if job.state == "running" else None
     rate = (before.tokens_per_s or 0.0) if before is not None and before.state == "running" else 0.0
@@ -171,30 +206,62 @@ def known(spec: FleetSpec, job: EngineJob, terms: JobTerms, name: str, before: F
     return replace(found, tokens_left=max(left, (LEFT if job.state == "running" else 1e-6) * tokens))
 
 
-def run_facts(folder: Path, now_s: float) -> tuple[float | None, float | None]:
-    """Return the tokens that a run has trained, and the IT power of its newest entries (W); None: nobody knows.
+def run_facts(folder: Path, now_s: float) -> tuple[float | None, float | None, str | None]:
+    """Return a run's tokens until now, and the IT power (W) and the gear of its newest entries; None: nobody knows.
 
     Args:
         folder: Run folder.
         now_s: Now (s since the epoch, UTC).
     """
-    power_w: list[float] = []
-    tokens = None
+    power_w, tokens, gear = list[float](), 0.0, None
     for path in sorted(folder.glob("rank-*.jsonl")):
-        record = last_record(path)
+        record = last_record(path, "entry", "close")
         if record is None:
-            return tokens, None
+            return None, None, gear
         try:
+            sums = record["totals"] if record.get("kind") == "close" else record.get("sum")
+            tokens += math.nan if sums is None else float(sums["tokens"])
             if record.get("kind") == "close":
-                tokens = float(record["totals"]["tokens"]) if path.name == "rank-00000.jsonl" else tokens
                 continue
             seconds = float(record["t1"]) - float(record["t0"])
             devices = record["devices"].values()
             if seconds > 0 and now_s - record["t1"] < FRESH_S and all(d["prov"] != "missing" for d in devices):
                 power_w.append(sum(float(device["j"]) for device in devices) / seconds)
+            if gears := record.get("gears"):
+                gear = str(max(gears, key=lambda name: gears[name]["s"]))
         except (KeyError, TypeError, ValueError, AttributeError):
-            return tokens, None
-    return tokens, sum(power_w) if power_w else None
+            return None, None, gear
+    return tokens if tokens > 0 else None, sum(power_w) if power_w else None, gear
+
+
+def run_grams(folder: Path, since_s: float, until_s: float, idle_w: float) -> tuple[float, bool] | None:
+    """Return what a run booked as emitted in a time (g), and whether all of it was measured; None: it does not know.
+
+    Args:
+        folder: Run folder.
+        since_s: From when on (s since the epoch, UTC).
+        until_s: Until when (s since the epoch, UTC).
+        idle_w: Power of its idle nodes (W), whose share is left out.
+    """
+    grams, energy_j, ran_s, measured = 0.0, 0.0, 0.0, True
+    try:
+        for path in sorted(folder.glob("rank-*.jsonl")):
+            booked_s = 0.0
+            for entry in read_journal(path, short=True):
+                if entry.get("kind") != "entry":
+                    continue
+                t0_s, t1_s, devices = float(entry["t0"]), float(entry["t1"]), entry["devices"].values()
+                inside_s = min(t1_s, until_s) - max(t0_s, since_s)
+                if inside_s <= 0:
+                    continue
+                share = inside_s / (t1_s - t0_s)
+                grams, booked_s = grams + share * float(entry["op_g"]), booked_s + inside_s
+                energy_j += share * sum(float(device["j"]) for device in devices)
+                measured = measured and all(device["prov"] == "measured" for device in devices)
+            ran_s = max(ran_s, booked_s)
+    except (RunFolderError, KeyError, TypeError, ValueError, AttributeError):  # null where the intensity is not known
+        return None
+    return (grams * max(0.0, 1.0 - idle_w * ran_s / energy_j), measured) if energy_j > 0 else None
 
 
 class Grids:
@@ -235,6 +302,11 @@ class Grids:
             self.trust[i] = 1.0 if outlook.own_h > 1 else forecast_trust(past)  # a source knows more than its past
         return found
 
+    def mean(self, site: int, t0_s: float, t1_s: float) -> float | None:
+        """Return the mean intensity of a time that is over at a site (g/kWh); None: it is not known."""
+        value = float(self._outlooks[site].means(np.array([t0_s, t1_s]))[0])
+        return value if math.isfinite(value) else None
+
     def close(self) -> None:
         """Close the signals."""
         for signal in self._signals:
@@ -251,7 +323,7 @@ class SiteEvent:
 
     def cap_w(self, cap_w: float) -> float:
         """Return what it leaves of a cap (W)."""
-        return self.event.power_w if self.event.power_w is not None else cap_w * (self.event.percent or 0.0) / 100
+        return self.event.power_w if self.event.power_w is not None else cap_w * self.event.share(None)
 
 
 def problem(

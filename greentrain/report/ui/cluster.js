@@ -7,7 +7,7 @@ import * as units from "./units.js";
 
 const PAGE = 100;
 const MOST_CHARTS = 8;
-const STATES = ["running", "ending", "queued", "held", "waiting", "planned", "late", "left out", "done", "failed", "gone"];
+const STATES = ["running", "ending", "queued", "held", "waiting", "planned", "late", "left out", "done", "failed", "cancelled", "gone"];
 const BASES = ["measured", "modelled", "missing"]; // the weakest is the last
 const GEARS = { fp8: "gpu", mxfp8: "gpu", nvfp4: "gpu", bf16: "fpga", fp16: "dram", fp32: "cpu" }; // hues as in a run's report
 const isCapped = (row) => / at \d+%/.test(row);
@@ -67,8 +67,7 @@ const bar = (job) => {
   const svg = draw("svg", { width: "100%", height: 20, "aria-hidden": "true" });
   const [from, to] = [x(job.release_s), x(job.deadline_s ?? t1)];
   svg.append(draw("rect", { class: "window", x: `${from}%`, width: `${Math.max(0, to - from)}%`, y: 8, height: 4 }));
-  const start = found.edges_s[0];
-  const before = job.since_s && job.row && t0 < start && job.since_s < start ? [[Math.max(t0, job.since_s), start, job.row, "", ""]] : [];
+  const before = (job.past ?? []).filter((stay) => stay[1] > t0).map(([a, ...stay]) => [Math.max(a, t0), ...stay]);
   for (const [a, b, row, nodes, pool] of [...before, ...job.stays]) {
     const at = { x: `${x(a)}%`, width: `${x(b) - x(a)}%`, y: 2, height: 16 };
     svg.append(draw("rect", { ...at, class: `f-${colour(row)}` }, draw("title", {}, `${row}${nodes ? `: ${nodes} nodes of ${pool}` : ""}, ${moment(a)} to ${moment(b)}`)));
@@ -106,7 +105,7 @@ const gantt = () => {
   if (states.join() !== offered) replace(byId("c-doing"), make("option", { value: "" }, "all"), states.map((name) => make("option", { value: name }, name)));
   offered = states.join();
   byId("c-doing").value = states.includes(state.doing) ? state.doing : "";
-  const gears = new Map(found.jobs.flatMap((job) => job.stays.map((stay) => [gearOf(stay[2]), colour(stay[2])])));
+  const gears = new Map(found.jobs.flatMap((job) => [...(job.past ?? []), ...job.stays].map((stay) => [gearOf(stay[2]), colour(stay[2])])));
   replace(byId("cluster-legend"), ...legend([...[...gears].map(([label, css]) => ({ label, css })), { label: "from release to deadline", css: "grid" }, { label: "too late", css: "grid", hatch: true }]).childNodes);
   replace(byId("cluster-axis"), make("tr", {}, make("th", { scope: "col" }, "Job"), make("th", { scope: "col", class: "times" }, make("span", { class: "hidden" }, "Time (UTC)"), axis(edges)), make("th", { scope: "col" }, "Now")));
   replace(byId("cluster-jobs"), part.map(line));

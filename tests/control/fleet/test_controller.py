@@ -17,6 +17,7 @@ from greentrain.control.fleet.engines import EngineError, EngineJob
 from greentrain.control.fleet.spec import FleetSpec
 from greentrain.ledger.fleet_state import FleetHeldError, FleetState
 from greentrain.policy.check_plan import check
+from greentrain.report.cluster import Cluster
 from tests.control.fleet.fake_engine import FakeEngine
 from tests.helpers.hand_clock import HandClock
 
@@ -407,3 +408,110 @@ def test_a_failure_of_anything_leaves_the_jobs_as_they_are(tmp_path: Path, monke
             "nothing was changed: ZeroDivisionError('a defect')"
         ]
         assert found.engine.told == []
+
+
+def configured(run: Path, *gears: str, demand: Any = None) -> None:
+    (run / "run.json").write_text(
+        json.dumps({"config": {"actuators": {"demand": demand}, "precision": {"gears": gears}}})
+    )
+
+
+def test_a_run_that_looks_for_no_events_keeps_its_watts_in_the_plan(tmp_path: Path) -> None:
+    path, tag = run_in(tmp_path, ROW + "- {gear: bf16, ranks: 2, cap: 0.7, tokens_per_s: 160, power_w: 1400}\n")
+    configured(tmp_path / "run", "bf16")
+    with fleet(tmp_path, job("1", tag, state="running"), cap_w=2500.0) as found:
+        found.at(0.02)
+        power_event(tmp_path, 0.03, percent=70, hours=1)
+        for hour in (0.04, 0.06, 0.2, 0.3, 0.4, 0.5, 0.6):
+            found.at(hour)
+        assert not path.exists()
+        (action,) = found.state.actions()
+        assert action.verb == "cap" and action.what.startswith("to 70% until")
+        assert str(action.outcome).startswith("refused: nobody obeys: its run has no actuators.demand")
+        assert found.controller.plan is not None
+        (one,) = found.controller.plan.problem.jobs
+        assert [row.power_w for row in one.rows] == [2000.0] and found.job("gpt-1").power_w == 2000.0
+        configured(tmp_path / "run", "bf16", demand={})
+        found.at(0.7)
+        assert json.loads(path.read_text())["percent"] == 70
+        assert "a job came, went or changed" in str((found.state.plan() or {})["reason"])
+
+
+def test_gears_are_planned_with_where_the_run_takes_them(tmp_path: Path) -> None:
+    path, tag = run_in(tmp_path, ROW + "- {gear: fp32, ranks: 2, tokens_per_s: 150, power_w: 1200}\n")
+    for gears, told in ((["bf16"], None), (["bf16", "fp32"], "fp32"), (["bf16", "fp16"], "bf16")):
+        path.unlink(missing_ok=True)
+        configured(tmp_path / "run", *gears, demand={})
+        folder = tmp_path / "-".join(gears)
+        folder.mkdir()
+        with fleet(folder, job("1", tag.replace("deadline_h=5", "deadline_h=9"), state="running")) as found:
+            found.at(0.02)
+            assert (json.loads(path.read_text())["gear"] if path.exists() else None) == told
+            assert [one.what.split(" until")[0] for one in found.state.actions()] == [f"to {told}"] * (told is not None)
+
+
+def test_one_that_cannot_be_ended_is_told_its_share_of_the_cap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, tag = run_in(tmp_path, ROW)
+    tag = tag.replace("hours=4,deadline_h=5", "hours=4,deadline_h=20,restart=yes,min_run_s=0")
+    with fleet(tmp_path, job("1", tag, state="running"), cap_w=2500.0) as found:
+        found.at(9.99)
+
+        def refuse(one: EngineJob) -> None:
+            raise EngineError("Job can no longer be requeued")
+
+        monkeypatch.setattr(found.engine, "hold", refuse)
+        power_event(tmp_path, 10.0, percent=40, hours=2)  # 1,000 W, and its only row takes 2,000
+        for hour in (10.01, 10.02, 10.03):
+            found.at(hour)
+        assert "refused" in str([one.outcome for one in found.state.actions() if one.verb == "requeue"][-1])
+        assert json.loads(path.read_text())["percent"] == 40
+        (tmp_path / "events" / "grid.json").unlink()
+        found.spec = replace(found.spec, sites=(replace(found.spec.sites[0], power_cap_w=1500.0),))
+        found.controller._spec = found.spec  # and the cap itself is lower now
+        found.engine.jobs["2"] = job("2", "hours=1,deadline_h=12,nodes=1", nodes=1)
+        for hour in (10.1, 10.2):
+            found.at(hour)
+        assert json.loads(path.read_text())["percent"] == 75
+        monkeypatch.undo()
+
+
+def test_how_jobs_ended_and_what_they_did_before_is_kept(tmp_path: Path) -> None:
+    jobs = [job(str(i), "hours=3,deadline_h=30,restart=yes,min_run_s=0", nodes=1) for i in (1, 2, 3)]
+    with fleet(tmp_path, *jobs) as found:
+        for hour in (9.5, 10.01, 10.02, 11.0):
+            found.at(hour)
+        for job_id, state in (("1", "done"), ("2", "cancelled")):
+            found.engine.jobs[job_id] = replace(found.engine.jobs[job_id], state=state)
+        del found.engine.jobs["3"]
+        found.at(12.0)
+        assert found.state.now().jobs == ()
+        stays = {one.job: one for one in found.state.stays()}
+        assert {name: one.end for name, one in stays.items()} == {
+            "gpt-1": "done", "gpt-2": "cancelled", "gpt-3": "gone",
+        }  # fmt: skip
+        first = stays["gpt-1"]
+        assert (first.from_s, first.until_s) == (START + 10.01 * HOUR, START + 12 * HOUR)
+        assert (first.row, first.nodes, first.pool, first.user) == ("bf16 on 1", 1, "gpu", "ann")
+        assert found.state.stays(START + 13 * HOUR) == []
+        now = Cluster(tmp_path).now(found.clock.unix_s())
+        assert now is not None
+        lines = {line["name"]: line for line in now.to_dict()["jobs"]}
+        assert [lines[f"gpt-{i}"]["state"] for i in (1, 2, 3)] == ["done", "cancelled", "gone"]
+        assert lines["gpt-1"]["past"] == [[START + 10.01 * HOUR, START + 12 * HOUR, "bf16 on 1", 1, "gpu"]]
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_what_runs_booked_while_nobody_looked_counts(tmp_path: Path, knows: bool) -> None:
+    path, tag = run_in(tmp_path, ROW)
+    with fleet(tmp_path, job("1", tag.replace("deadline_h=5", "deadline_h=9"), state="running")) as found:
+        found.engine.jobs["1"] = replace(found.engine.jobs["1"], start_s=START)
+        found.at(0.02)
+        entry = {"kind": "entry", "devices": {"gpu0": {"j": 3.6e6, "prov": "measured"}}}
+        some = [{**entry, "t0": START + at, "t1": START + at + 3600, "op_g": 450.0} for at in (-3528, 72, 3672)]
+        some[-1]["op_g"] = 450.0 if knows else None
+        (path.parent.parent / "rank-00000.jsonl").write_text("".join(json.dumps(one) + "\n" for one in some))
+        found.engine.jobs["1"] = replace(found.engine.jobs["1"], state="done" if knows else "running")
+        found.at(2.02)
+        last = found.state.samples()[-1]
+        assert last.grams == pytest.approx(900.0 if knows else 2 * 1.0 * 500.0)
+        assert last.grams_basis == ("measured" if knows else "modelled")

@@ -9,14 +9,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
+from greentrain import GreenSession
 from greentrain.control.fleet.controller import FleetController
 from greentrain.control.fleet.engines import EngineJob
 from greentrain.control.fleet.spec import FleetSpec
 from greentrain.ledger.fleet_state import FleetState
+from greentrain.ledger.journal import read_journal
 from greentrain.testing.fake_nvml import FakeDriver, FakeGpu, Wave
 from greentrain.utils.files import write_json
 from tests.control.fleet.fake_engine import FakeEngine
+from tests.helpers.flat_meter import FlatMeter
 
 FOUND_W, ASKED_W = 650.0, 455.0
 """A power limit, and 70 % of it."""
@@ -138,3 +142,65 @@ def test_thirty_percent_less_of_a_site_reaches_the_card_of_a_run_within_five_sec
         thread.join()
         controller.close()
         state.close()
+
+
+GEARS = "- {gear: bf16, tokens_per_s: 5000, power_w: 600}\n- {gear: fp32, tokens_per_s: 3000, power_w: 300}\n"
+
+
+def test_the_gear_of_the_plan_reaches_a_training_and_the_end_of_the_time_changes_it(tmp_path: Path) -> None:
+    passed_s, now_s, begun_s = 0.0, 450_000 * 3600.0, time.monotonic()
+
+    def clock() -> float:
+        return now_s + time.monotonic() - begun_s + passed_s
+
+    config = {
+        "run": {"dir": str(tmp_path / "runs"), "id": "gpt", "report": False, "live": False, "book_s": 0.2},
+        "carbon": {"signal": "constant", "g_per_kwh": 400.0},
+        "precision": {"gears": ["bf16", "fp32"], "probe_every": 0},
+        "actuators": {"demand": {}},
+    }
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    (tmp_path / "fleet.yaml").write_text(FLEET)
+    (tmp_path / "actions.yaml").write_text(GEARS)
+    spec, folder = FleetSpec.read(tmp_path / "fleet.yaml"), tmp_path / "runs" / "gpt"
+    tag = f"greentrain:hours=1,deadline_h=20.333,run={folder},actions={tmp_path}/actions.yaml"
+    job = EngineJob(
+        id="1", name="gpt", state="running", nodes=1, partition="gpu", tag=tag, submit_s=now_s, start_s=now_s
+    )
+    state = FleetState(spec.state, clock=clock)
+    controller = FleetController(spec, FakeEngine(1, job), state, clock=clock)
+    controller.start()
+    with GreenSession(config, meter=FlatMeter()) as green:
+        green.watch(model, optimizer)
+
+        def trained_in(gear: str) -> bool:
+            for _ in range(5):
+                time.sleep(0.01)
+                model(torch.ones(4, 8)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                green.step(tokens=100)
+            seen = [one["gear"] for one in read_journal(folder / "rank-00000.jsonl") if one.get("name") == "gear"]
+            return seen[-1:] == [gear]
+
+        try:
+            trained_in("bf16")
+            controller.turn()  # 0.1 J a token in place of 0.12, and time enough
+            until(lambda: trained_in("fp32"))
+
+            def seen_in(gear: str) -> bool:
+                controller.turn()
+                return trained_in(gear) and state.now().jobs[0].gear == gear
+
+            until(lambda: seen_in("fp32"))  # as its books say
+            passed_s = 19 * 3600.0  # and now it has to be fast
+            controller.turn()
+            until(lambda: trained_in("bf16"))
+        finally:
+            told = [(one.verb, one.what.split(" until")[0], one.outcome) for one in state.actions()]
+            controller.close()
+            state.close()
+    assert told == [("gear", "to fp32", "done"), ("gear", "to bf16", "done")]
+    reason = next(one["text"] for one in read_journal(folder / "rank-00000.jsonl") if one.get("name") == "gear")
+    assert "the fleet: the plan of the fleet" in reason

@@ -106,7 +106,7 @@ def test_slurm_is_held_resized_released_and_requeued(slurm: Cluster, folder: Pat
     assert found["NumNodes"] == "2" and found["Restarts"] == "1"
     slurm.run("scancel", waits, other, named)
     slurm.wait(waits, "CANCELLED")
-    assert job(waits).state == "failed"
+    assert job(waits).state == "cancelled"
     slurm.run("scontrol", "update", "NodeName=n3", "State=DOWN", "Reason=test")
     assert engine.look().nodes_up == {"main": 2}
     slurm.run("scontrol", "update", "NodeName=n3", "State=RESUME")
