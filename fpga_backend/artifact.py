@@ -253,7 +253,7 @@ def _needs(op: Op) -> list[tuple[str, Shape]]:
             shapes: list[tuple[str, Shape]] = [(f"{op.weight}.w", (op.outputs, op.x.width))]
             return [*shapes, (f"{op.weight}.b", (op.outputs,))] if op.bias else shapes
         case Norm():
-            return [(f"{op.weight}.{part}", (op.x.width,)) for part in ("g", "b")[: 1 + op.bias]]
+            return [(f"{op.weight}.{part}", (op.x.width // op.groups,)) for part in ("g", "b")[: 1 + op.bias]]
         case Rotary():
             return [(f"{op.weight}.{part}", (None, op.x.width // op.heads // 2)) for part in ("cos", "sin")]
     return []

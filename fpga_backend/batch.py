@@ -470,9 +470,20 @@ class Bucket:
         whole = not self.ragged and not self.parents.any() and int(self.queries[-1, -1]) == first + count - 1
         return (first, first + count) if whole and (np.diff(self.queries.ravel()) == 1).all() else None
 
-    def mask(self, causal: bool) -> npt.NDArray[np.bool_] | None:
-        """Return which keys a query may see [segments, 1, queries or 1, keys], or None: all, or the causal triangle."""
+    def mask(self, causal: bool, window: int = 0) -> npt.NDArray[np.bool_] | None:
+        """Return which keys a query may see [segments, 1, queries or 1, keys], or None: all, or the causal triangle.
+
+        Args:
+            causal: True where a query sees no key behind it.
+            window: Tokens from which on a key is too far away; 0: none is.
+        """
         positions = np.arange(self.keys.shape[1])
+        if window and window < len(positions):
+            own = (self.parents[:, None] + np.arange(self.queries.shape[1]))[:, :, None]
+            seen = (np.abs(own - positions) < window) & (positions < (self.parents + self.rows)[:, None, None])
+            seen |= positions == own  # a row of padding sees itself
+            seen &= positions <= own if causal else True
+            return np.asarray(seen[:, None])
         if causal:
             if not self.parents.any():
                 return None  # padding comes after every real query

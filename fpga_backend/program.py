@@ -9,7 +9,7 @@ Tensors are named; an operator's ``weight`` is the stem of several, by precision
 ======== =====================================================================================================
 linear   ``stem.q`` int8 [n, k], ``stem.s`` f32 [n], optional ``stem.b`` f32 [n]
 embed    ``stem.q`` int16 [entries, width], ``stem.s`` f32 [entries]
-norm     ``stem.g`` f32 [width], optional ``stem.b`` f32 [width]
+norm     ``stem.g`` f32 [width / groups], optional ``stem.b`` f32 [width / groups]
 rotary   ``stem.cos``, ``stem.sin`` f32 [max_tokens, head width / 2]
 score    ``stem.q`` int16 [labels, width], ``stem.s`` f32 [labels], optional ``stem.b`` f32 [labels]
 logprob  as linear, with n the size of the vocabulary
@@ -72,6 +72,8 @@ class Norm:
     kind: Literal["layer", "rms"]
     eps: float
     bias: bool
+    groups: int = 1
+    """Heads side by side that are normalised each by itself, with one gain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +121,10 @@ class Attention:
     kv_heads: int
     scale: float
     causal: bool
+    window: int = 0
+    """A query sees keys that are less than so many tokens away; 0: all."""
+    softcap: float = 0.0
+    """Scores x become softcap * tanh(x / softcap); 0: they stay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,11 +271,12 @@ def with_activation_bits(program: Program, bits: ActivationBits) -> Program:
 
 
 def _fields(op: Op) -> dict[str, Any]:
-    """Return an operator's fields; 8-bit activations go without saying, so older programs keep their digest."""
-    fields = dataclasses.asdict(op)
-    if fields.get("activation_bits") == 8:
-        del fields["activation_bits"]
-    return fields
+    """Return an operator's fields; what came later goes without saying, so older programs keep their digest."""
+    return {name: value for name, value in dataclasses.asdict(op).items() if _LATER.get(name) != value}
+
+
+_LATER = {"activation_bits": 8, "groups": 1, "window": 0, "softcap": 0.0}
+"""Fields that version 1 did not begin with, and what they are where nothing is said."""
 
 
 def width_of(op: RegisterOp) -> int:

@@ -12,6 +12,7 @@ from greentrain.fpga_backend.compiler.draft import Draft
 from greentrain.fpga_backend.compiler.recipe import Part
 from greentrain.fpga_backend.compiler.values import (
     GraphNode,
+    HeadsView,
     Ids,
     Repeated,
     RowsValue,
@@ -20,6 +21,7 @@ from greentrain.fpga_backend.compiler.values import (
     heads,
     matrix,
     scalar,
+    shape_of,
 )
 from greentrain.fpga_backend.program import Add, Attention, Columns, Embed, Gate, Linear, Norm, Rotary, width_of
 
@@ -75,16 +77,31 @@ def norm(
     place: GraphNode,
 ) -> RowsValue:
     """Layer or RMS norm over the columns."""
-    read, pooled = columns(draft, x, place)
+    found = heads(x) if isinstance(x, RowsValue) and shape_of(gain) == x.shape[-1:] != (x.width,) else None
+    read, pooled = columns(draft, x, place) if found is None else (found.columns, False)
+    groups = 1 if found is None else found.heads
     if not isinstance(gain, Weight) or not (bias is None or isinstance(bias, Weight)):
         place.refuse("a norm without a weight: give it elementwise_affine=True")
-    if gain.shape != (read.width,):
-        place.refuse(f"normalises over {list(gain.shape)} of {read.width} columns: only whole rows are compiled")
+    if gain.shape != (read.width // groups,):
+        place.refuse(
+            f"normalises over {list(gain.shape)} of {read.width} columns: compiled are whole rows, and heads "
+            "[..., heads, tokens, width] or [..., tokens, heads, width] each by itself"
+        )
     if read.width > contract.MAX_WIDTH:
         place.refuse(f"a norm over {read.width} columns, the integer contract allows {contract.MAX_WIDTH}")
     stem = draft.entry("norm", Part(weight=gain.source, bias=bias.source if bias is not None else None))
-    op = Norm(out=draft.number(), x=read, weight=stem, kind=kind, eps=eps, bias=bias is not None)
-    return draft.add(op, shape, per_sequence=pooled)
+    made = Norm(out=draft.number(), x=read, weight=stem, kind=kind, eps=eps, bias=bias is not None)
+    op = replace(made, groups=groups)
+    return draft.add(op, shape, per_sequence=pooled) if found is None else _in_heads(draft, op, found, shape)
+
+
+def _in_heads(draft: Draft, op: Norm | Rotary, found: HeadsView, shape: tuple[int, ...]) -> RowsValue:
+    """Append an operator on heads; its register is seen in their order of dimensions."""
+    rows = draft.add(op, (1, draft.tokens, found.columns.width))
+    view = rows.view.view(draft.tokens, found.heads, -1)
+    if 0 <= found.axis < found.token_axis:
+        view = view.transpose(0, 1)
+    return rows.seen_as(view.view(shape))
 
 
 def embed(draft: Draft, weight: Any, index: Any, shape: tuple[int, ...], place: GraphNode) -> RowsValue:
@@ -190,11 +207,7 @@ def rotary(draft: Draft, x: RowsValue, high: Any, low: Any, cos: Any, sin: Any, 
             place.refuse("rotary angles whose halves differ: pairs must be j and j + half a head (Llama's layout)")
         tables.append(flat[:, :half])
     op = Rotary(out=draft.number(), x=found.columns, weight=draft.table(*tables), heads=found.heads)
-    rows = draft.add(op, (1, draft.tokens, found.columns.width))
-    view = rows.view.view(draft.tokens, found.heads, width)
-    if found.axis >= 0 and found.axis < found.token_axis:
-        view = view.transpose(0, 1)
-    return rows.seen_as(view.view(x.shape))
+    return _in_heads(draft, op, found, x.shape)
 
 
 def attention(
@@ -208,6 +221,7 @@ def attention(
     scale: float | None,
     shape: tuple[int, ...],
     place: GraphNode,
+    softcap: float = 0.0,
 ) -> RowsValue:
     """Scaled dot-product attention of values [..., heads, tokens, head width]."""
     query = _heads(q, place, "query")
@@ -219,16 +233,13 @@ def attention(
         place.refuse(f"{query.heads} query heads over {key.heads} key heads")
     if draft.tokens > contract.MAX_WIDTH:
         place.refuse(f"max_tokens={draft.tokens}: attention over more than {contract.MAX_WIDTH} tokens")
+    seen = masks.Seen(causal=causal)
     if mask is not None:
         if not isinstance(mask, torch.Tensor):
             place.refuse("an attention mask that depends on the tokens or on parameters")
-        seen, wrong = masks.describe(mask, draft.tokens)
-        if seen is None:
-            place.refuse(
-                f"the attention mask {wrong}; compiled are full and causal attention. "
-                "With a sliding window, take max_tokens up to the window's length"
-            )
-        causal = seen
+        seen = masks.describe(mask, draft.tokens)
+        if seen.wrong:
+            place.refuse(f"the attention mask {seen.wrong}; another shape would have to be added to Attention's fields")
     width = query.columns.width // query.heads
     op = Attention(
         out=draft.number(),
@@ -238,11 +249,48 @@ def attention(
         heads=query.heads,
         kv_heads=key.heads,
         scale=1.0 / math.sqrt(width) if scale is None else scale,
-        causal=causal,
+        causal=seen.causal,
+        window=seen.window,
+        softcap=softcap,
     )
     rows = draft.add(op, (1, draft.tokens, width_of(op)))
     view = rows.view.view(draft.tokens, query.heads, -1).transpose(0, 1)
     return rows.seen_as(view[(None,) * (len(shape) - 3)])
+
+
+def written_out(draft: Draft, weights: Any, v: Any, shape: tuple[int, ...], place: GraphNode) -> RowsValue | None:
+    """Attention that a model writes out: softmax of scaled products, perhaps softly capped and masked, times values."""
+    if not (isinstance(weights, Term) and weights.op == "softmax"):
+        return None
+    scores, mask, cap, scale = weights.args[0], None, 0.0, 1.0
+    if isinstance(scores, Term) and scores.op == "add":
+        scores, mask = scores.args if isinstance(scores.args[1], torch.Tensor) else scores.args[::-1]
+    scores, factor = _times(scores)
+    if isinstance(scores, Term) and scores.op == "tanh":
+        cap = factor
+        scores, factor = _times(scores.args[0])
+        factor *= cap
+    scale *= factor
+    if not (isinstance(scores, Term) and scores.op == "matmul"):
+        return None
+    q, k = scores.args
+    if isinstance(k, RowsValue):
+        k = k.seen_as(k.view.transpose(-1, -2))
+    elif isinstance(k, Term) and k.op == "transpose":
+        k = k.args[0]
+    bits: Any = {"causal": False, "scale": scale, "softcap": cap, "shape": shape, "place": place}
+    return attention(draft, q, k, v, mask, **bits)
+
+
+def _times(value: Any) -> tuple[Any, float]:
+    """Return what numbers multiply, and their product."""
+    factor = 1.0
+    while isinstance(value, Term) and value.op == "mul":
+        one, other = value.args if scalar(value.args[1]) is not None else value.args[::-1]
+        if (number := scalar(other)) is None:
+            break
+        value, factor = one, factor * number
+    return value, factor
 
 
 def _heads(value: Any, place: GraphNode, what: str) -> Any:

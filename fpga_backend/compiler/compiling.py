@@ -69,10 +69,10 @@ def check(model: nn.Module, max_tokens: int) -> None:
             raise UnsupportedModelError(
                 f"parameter {name} is of {parameter.dtype}: the model is quantised already; load it in bfloat16"
             )
-    for path, limit in _positions(model):
+    for path, limit, what in _positions(model):
         if max_tokens > limit:
             raise UnsupportedModelError(
-                f"max_tokens={max_tokens}, but {path or 'the model'} has positions for {limit} tokens: "
+                f"max_tokens={max_tokens}, but {path or 'the model'} has {what} for {limit} tokens: "
                 f"compile with max_tokens={limit} or less"
             )
 
@@ -98,6 +98,9 @@ def meta_copy(model: nn.Module) -> nn.Module:
         raise UnsupportedModelError(f"{type(model).__name__} cannot be copied for tracing: {error}") from error
     twin.eval()
     for module in twin.modules():
+        if "dynamic" in str(getattr(module, "rope_type", "")):  # angles change beyond the positions that check() allows
+            vars(module)["rope_type"] = "default"
+            module.inv_freq = module.original_inv_freq
         if callable(choose := getattr(module, "set_attn_implementation", None)):
             try:
                 choose("sdpa")
@@ -113,11 +116,18 @@ def _random(name: str, shape: torch.Size, generator: torch.Generator) -> torch.T
     return numbers.div_(math.sqrt(min(shape[0], shape[1])))
 
 
-def _positions(model: nn.Module) -> Iterator[tuple[str, int]]:
+def _positions(model: nn.Module) -> Iterator[tuple[str, int, str]]:
+    """Yield path, number and kind of the positions that a model inside has."""
     for path, module in model.named_modules():
-        limit = getattr(getattr(module, "config", None), "max_position_embeddings", None)
-        if isinstance(limit, int) and limit > 0:
-            yield path, limit
+        config = getattr(module, "config", None)
+        limits = {"positions": getattr(config, "max_position_embeddings", None)}
+        rope = getattr(config, "rope_parameters", None) or {}
+        if rope.get("rope_type") == "longrope":
+            own = getattr(config, "original_max_position_embeddings", None)
+            limits["angles that hold for shorter sequences, too,"] = rope.get("original_max_position_embeddings", own)
+        for what, limit in limits.items():
+            if isinstance(limit, int) and limit > 0:
+                yield path, limit, what
 
 
 SEED = 20261122

@@ -94,7 +94,7 @@ def _all(patterns: tuple[Pattern, ...], values: tuple[Any, ...], found: Found) -
 
 
 _PLAIN = {"mul", "add", "div", "rsqrt", "sqrt", "neg", "erf", "sigmoid", "tanh"}
-_PARTS = {"pow", "mean", "sum", "cat"}
+_PARTS = {"pow", "mean", "sum", "cat", "softmax", "_softmax"}
 _POWERS = {2.0: "square", 3.0: "cube"}
 
 
@@ -137,6 +137,8 @@ def _operation(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], plac
         return "square"
     if name in _PLAIN:
         return "mul" if _by_number(name, args) else name
+    if name in ("softmax", "_softmax") and args[1] % len(shape_of(args[0])) == len(shape_of(args[0])) - 1:
+        return "softmax"
     if name == "pow" and (power := _POWERS.get(scalar(args[1]) or 0.0)):
         return power
     if name in ("mean", "sum") and len(args) > 1 and args[1] is not None:
@@ -335,6 +337,8 @@ class Lowering:
             return rows
         if isinstance(args[0], Weight) and (name in _VIEWS or (name in _SCALINGS and not is_symbolic(args[1:]))):
             return _of_weight(args[0], name, args[1:], shape, place)
+        if isinstance(args[0], Repeated) and name == "transpose" and {args[1] % 4, args[2] % 4} == {2, 3}:
+            return Term(op="transpose", args=args[:1], shape=shape, place=place)
         if name == "cat" and len(parts := [a for a in args[0] if 0 not in shape_of(a)]) == 1:
             return parts[0]
         if name in _VIEWS or name in self._handlers:
@@ -357,9 +361,11 @@ class Lowering:
     def _linear(self, place: GraphNode, shape: tuple[int, ...], x: Any, weight: Any, bias: Any = None) -> RowsValue:
         return blocks.linear(self._draft, x, weight, bias, shape, place)
 
-    def _matmul(self, place: GraphNode, shape: tuple[int, ...], x: Any, weight: Any) -> RowsValue:
+    def _matmul(self, place: GraphNode, shape: tuple[int, ...], x: Any, weight: Any) -> Any:
         if not isinstance(weight, Weight):
-            place.refuse("a product of two things the tokens became: write attention as scaled_dot_product_attention")
+            if (rows := blocks.written_out(self._draft, x, weight, shape, place)) is not None:
+                return rows
+            return Term(op="matmul", args=(x, weight), shape=shape, place=place)
         return blocks.linear(self._draft, x, _transposed(weight), None, shape, place)
 
     def _addmm(
@@ -444,6 +450,9 @@ class Lowering:
     def _masked_fill(self, place: GraphNode, shape: tuple[int, ...], x: Any, mask: Any, value: Any) -> Any:
         if isinstance(mask, torch.Tensor) and not bool(mask.any()):
             return x
+        if isinstance(x, Term) and isinstance(mask, torch.Tensor) and (filled := scalar(value)) is not None:
+            added = torch.zeros(mask.shape).masked_fill_(mask, filled)
+            return Term(op="add", args=(x, added), shape=shape, place=place)
         place.refuse("fills in places that are no padding")
 
     def _is_padding(self, place: GraphNode, shape: tuple[int, ...], ids: Any, padding: Any) -> Any:

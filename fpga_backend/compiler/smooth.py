@@ -100,7 +100,7 @@ class _SmoothingWork:
         """Fold into a norm what the products that read all of it want."""
         whole = Columns(register=op.out, start=0, width=op.x.width)
         products, others = self._readers(whole)
-        if not products:
+        if not products or op.groups > 1:
             return
         key = self._scales(products, peaks[whole], alpha)
         entry = self._entries[op.weight]

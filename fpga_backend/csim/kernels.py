@@ -111,7 +111,7 @@ KERNELS = (
         _in("x", "float32", ACTIVATIONS, 0),
         _in("g b", "float32", WEIGHTS, 1),
         _out("y", "float32", ACTIVATIONS, 0),
-        scalars="rows x_stride x_start width layer biased eps",
+        scalars="rows x_stride x_start width layer biased eps groups",
     ),
     _kernel(
         "gt_quantise",
@@ -155,7 +155,7 @@ KERNELS = (
         _in("vs", "float32", ROWS, 2),
         _in("exp2 segments", "int32", TABLES, 3),
         _out("y", "float32", ACTIVATIONS, 4),
-        scalars="segment_count heads kv_heads key_beats value_beats value_width scale causal",
+        scalars="segment_count heads kv_heads key_beats value_beats value_width scale causal window softcap",
     ),
     _kernel(
         "gt_pool",

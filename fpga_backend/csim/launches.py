@@ -120,9 +120,9 @@ class _FitCheck:
                 self._pair(op.x, op.y)
             case ir.Norm():
                 self._most(op.x.width, contract.MAX_WIDTH, "columns")
-                self._vector(f"{op.weight}.g", op.x.width)
-                if op.bias:
-                    self._vector(f"{op.weight}.b", op.x.width)
+                self._true(op.groups > 0 and op.x.width % op.groups == 0, f"cannot cut {op.x.width} columns")
+                for part in ("g", "b") if op.bias else ("g",):
+                    self._vector(f"{op.weight}.{part}", op.x.width // op.groups)
             case ir.Linear():
                 self._product(op, np.int8)
             case ir.Gate():
@@ -278,8 +278,9 @@ class _LaunchMaker:
             case ir.Norm():
                 x, gain = self.where(op.x), f"weights:{op.weight}.g"
                 bias = f"weights:{op.weight}.b" if op.bias else gain
-                how = (int(op.kind == "layer"), int(op.bias), bits(op.eps))
-                yield Launch("gt_norm", (x[0], gain, bias, out, self.rows(op.x), *x[1:], op.x.width, *how))
+                how = (int(op.kind == "layer"), int(op.bias), bits(op.eps), op.groups)
+                width = op.x.width // op.groups
+                yield Launch("gt_norm", (x[0], gain, bias, out, self.rows(op.x), *x[1:], width, *how))
             case ir.Linear():
                 yield self.quantise(op.x, digits=digits(op))
                 yield self.gemm(op, out, self.rows(op.x))
@@ -312,7 +313,8 @@ class _LaunchMaker:
         sizes = (op.heads, op.kv_heads, beats(width, BYTES), beats(value_width, BYTES), value_width)
         scale = bits((op.scale * contract.LOG2E) * contract.ATTENTION_STEP)
         tables = ("table:exp2", "index:segments")
-        yield Launch("gt_attention", (*rows, *tables, out, Count.SEGMENTS, *sizes, scale, int(op.causal)))
+        seen = (int(op.causal), op.window, bits((op.softcap * contract.LOG2E) * contract.ATTENTION_STEP))
+        yield Launch("gt_attention", (*rows, *tables, out, Count.SEGMENTS, *sizes, scale, *seen))
 
     def logprob(self, op: ir.LogProb) -> Iterator[Launch]:
         yield self.quantise(op.x, digits=digits(op), targets=True)

@@ -39,8 +39,8 @@ class _FloatHeads:
 
     queries: torch.Tensor
     keys: torch.Tensor
-    masks: Mapping[bool, torch.Tensor | None]
-    """By whether an attention is causal."""
+    masks: Mapping[tuple[bool, int], torch.Tensor | None]
+    """By whether an attention is causal, and its window."""
     run: tuple[int, int] | None
 
 
@@ -88,7 +88,7 @@ class TorchEngine:
         last = {columns.register: i for i, op in enumerate(ops) for columns in read_by(op)}
         self._last = [[register for register, at in last.items() if at == i] for i in range(len(ops))]
         """For each operator, the registers that nothing reads after it."""
-        self._kinds = {op.causal for op in artifact.program.ops if isinstance(op, ir.Attention)}
+        self._kinds = {(op.causal, op.window) for op in artifact.program.ops if isinstance(op, ir.Attention)}
         self._pinned = device.type == "cuda"
 
     @torch.inference_mode()
@@ -145,10 +145,11 @@ class TorchEngine:
 
     def _norm(self, op: ir.Norm, x: torch.Tensor) -> torch.Tensor:
         weight, bias = self._weights[f"{op.weight}.g"], self._weights.get(f"{op.weight}.b")
+        x = _by_head(x, op.groups)
         if op.kind == "layer":
-            return functional.layer_norm(x, (x.shape[-1],), weight, bias, op.eps)
+            return functional.layer_norm(x, (x.shape[-1],), weight, bias, op.eps).flatten(1)
         y = functional.rms_norm(x, (x.shape[-1],), weight, op.eps)
-        return y if bias is None else y + bias
+        return (y if bias is None else y + bias).flatten(1)
 
     def _logprobs(self, op: ir.LogProb, registers: Registers, plan: _BatchPlan) -> torch.Tensor:
         rows = _read(registers, op.x)[plan.target_rows]
@@ -189,11 +190,11 @@ class TorchEngine:
         )
 
     def _heads(self, bucket: Bucket) -> _FloatHeads:
-        masks = {causal: bucket.mask(causal) for causal in self._kinds}
+        masks = {kind: bucket.mask(*kind) for kind in self._kinds}
         return _FloatHeads(
             queries=self._sent(bucket.queries),
             keys=self._sent(bucket.keys),
-            masks={causal: None if mask is None else self._sent(mask) for causal, mask in masks.items()},
+            masks={kind: None if mask is None else self._sent(mask) for kind, mask in masks.items()},
             run=bucket.run,
         )
 
@@ -237,14 +238,15 @@ def _attention(op: ir.Attention, registers: Registers, plan: _BatchPlan) -> torc
     v = _by_head(_read(registers, op.v), op.kv_heads)
     parts = []
     for heads in plan.heads:
-        mask = heads.masks[op.causal]
+        mask = heads.masks[op.causal, op.window]
         if heads.run is None:
             of_q, of_k, of_v = q[heads.queries], k[heads.keys], v[heads.keys]
         else:
             start, stop = heads.run
             shape = heads.queries.shape
             of_q, of_k, of_v = (x[start:stop].view(*shape, *x.shape[1:]) for x in (q, k, v))
-        mixed = functional.scaled_dot_product_attention(
+        mix = partial(_softly_capped, op.softcap) if op.softcap else functional.scaled_dot_product_attention
+        mixed = mix(
             of_q.transpose(1, 2),
             of_k.transpose(1, 2),
             of_v.transpose(1, 2),
@@ -256,6 +258,26 @@ def _attention(op: ir.Attention, registers: Registers, plan: _BatchPlan) -> torc
         parts.append(mixed.transpose(1, 2).flatten(2).flatten(0, 1))
     whole = parts[0] if len(parts) == 1 else torch.cat(parts)
     return whole if plan.order is None else whole[plan.order]
+
+
+def _softly_capped(
+    cap: float,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    attn_mask: torch.Tensor | None,
+    is_causal: bool,
+    scale: float,
+    enable_gqa: bool,
+) -> torch.Tensor:
+    """Attend as scaled_dot_product_attention does, which knows no soft cap."""
+    if enable_gqa:
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    scores = (q @ k.mT * (scale / cap)).tanh_().mul_(cap)
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril_()
+    return (scores if attn_mask is None else scores.masked_fill_(~attn_mask, -torch.inf)).softmax(-1) @ v
 
 
 def _by_head(x: torch.Tensor, heads: int) -> torch.Tensor:

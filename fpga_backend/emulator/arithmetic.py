@@ -228,6 +228,36 @@ def weights_table(exp2: torch.Tensor) -> torch.Tensor:
     return torch.cat((shifted.to(torch.float32), torch.zeros(1, dtype=torch.float32)))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visible:
+    """Which keys a query sees."""
+
+    causal: bool = False
+    """True if only those up to its own."""
+    window: int = 0
+    """Only those less than so many tokens away; 0: all."""
+
+    def hidden(self, rows: int, keys: int) -> torch.Tensor | None:
+        """Return which of the keys the last so many rows do not see [rows, keys]; None: they see all."""
+        away = None
+        if self.window and self.window < keys:
+            away = torch.arange(keys - rows, keys)[:, None] - torch.arange(keys)
+            away = away.abs_() >= self.window
+        if not self.causal or rows == 1:
+            return away
+        later = torch.ones(rows, keys, dtype=torch.bool).triu_(keys - rows + 1)
+        return later if away is None else later.logical_or_(away)
+
+
+def softly_capped(t: torch.Tensor, cap: float) -> torch.Tensor:
+    """Return cap * tanh(t / cap), tanh as the contract's fraction of polynomials; ``t`` is written to."""
+    z = t.div_(torch.full_like(t[..., :1], cap)).clamp_(-4.0, 4.0)
+    s = z * z
+    over = (((s + 105.0).mul_(s)).add_(945.0)).mul_(z)
+    under = (((s * 15.0).add_(420.0)).mul_(s)).add_(945.0)
+    return over.div_(under).clamp_(-1.0, 1.0).mul_(cap)
+
+
 def attend(
     q: QuantisedHeads,
     k: QuantisedHeads,
@@ -235,8 +265,9 @@ def attend(
     out: torch.Tensor,
     *,
     scale: float,
-    causal: bool,
+    seen: Visible,
     table: torch.Tensor,
+    cap: float = 0.0,
 ) -> None:
     """Attend from the last rows of a sequence to all of them.
 
@@ -246,31 +277,38 @@ def attend(
         v: Values [heads, keys, value width].
         out: Tensor that the result is written to, binary32 [rows, heads * value width], contiguous.
         scale: Factor of the products, usually 1 / sqrt(width).
-        causal: True if a query sees only keys up to its own.
+        seen: Which keys a query sees.
         table: Table that :func:`weights_table` returned.
+        cap: Soft cap of the scores, or 0.
     """
     rows, keys = q.n.shape[1], k.n.shape[1]
     factor = scale * contract.LOG2E * contract.ATTENTION_STEP
-    hidden = None
-    if causal and rows > 1:
-        hidden = torch.ones(rows, keys, dtype=torch.bool, device=q.n.device).triu_(keys - rows + 1)
+    cap *= contract.LOG2E * contract.ATTENTION_STEP
+    hidden = seen.hidden(rows, keys)
     into = out.view(rows, len(q.n), -1).transpose(0, 1)
     if _finite(q, k, v, factor):
-        _attend_finite(q, k, v, factor, hidden, table, into)
+        _attend_finite(q, k, v, (factor, cap), hidden, table, into)
     else:
-        into.copy_(_attend_broken(q.whole(), k.whole(), v.whole(), factor, hidden, table))
+        into.copy_(_attend_broken(q.whole(), k.whole(), v.whole(), (factor, cap), hidden, table))
+
+
+def _logits(q: QuantisedHeads, k: QuantisedHeads, factors: tuple[float, float]) -> torch.Tensor:
+    """Return scores in steps of an octave, by (factor of the products, soft cap or 0)."""
+    factor, cap = factors
+    t = torch.bmm(q.n, k.n.transpose(1, 2)).mul_(q.scale * factor).mul_(k.scale.transpose(1, 2))
+    return (softly_capped(t, cap) if cap else t).round_()
 
 
 def _attend_finite(
     q: QuantisedHeads,
     k: QuantisedHeads,
     v: QuantisedHeads,
-    factor: float,
+    factors: tuple[float, float],
     hidden: torch.Tensor | None,
     table: torch.Tensor,
     out: torch.Tensor,
 ) -> None:
-    t = torch.bmm(q.n, k.n.transpose(1, 2)).mul_(q.scale * factor).mul_(k.scale.transpose(1, 2)).round_()
+    t = _logits(q, k, factors)
     if hidden is not None:
         t.masked_fill_(hidden, float("-inf"))
     index = torch.sub(t.amax(-1, keepdim=True), t, out=t).clamp_(max=len(table) - 1).to(torch.int32)
@@ -287,12 +325,12 @@ def _attend_broken(
     q: QuantisedHeads,
     k: QuantisedHeads,
     v: QuantisedHeads,
-    factor: float,
+    factors: tuple[float, float],
     hidden: torch.Tensor | None,
     table: torch.Tensor,
 ) -> torch.Tensor:
     """Attend where a logit or a weight may not be finite: a query that sees such a one gets NaN, others their bits."""
-    t = torch.bmm(q.n, k.n.transpose(1, 2)).mul_(q.scale * factor).mul_(k.scale.transpose(1, 2)).round_()
+    t = _logits(q, k, factors)
     broken = ~t.isfinite()
     lost = (broken if hidden is None else broken.logical_and_(~hidden)).any(-1, keepdim=True)
     t.masked_fill_(lost, 0.0)

@@ -31,6 +31,7 @@ from greentrain.fpga_backend.emulator.arithmetic import (
     LogProbTables,
     Product,
     QuantisedHeads,
+    Visible,
     attend,
     exact_product,
     logprobs,
@@ -208,7 +209,10 @@ class StageKernel:
             case ir.Add():
                 return columns(op.x) + columns(op.y)
             case ir.Norm():
-                return arithmetic.norm(columns(op.x), _of(weight, "g"), weight["b"], op.eps, centre=op.kind == "layer")
+                x = columns(op.x)
+                x = x if op.groups == 1 else x.reshape(len(x), op.groups, -1)
+                y = arithmetic.norm(x, _of(weight, "g"), weight["b"], op.eps, centre=op.kind == "layer")
+                return y if op.groups == 1 else y.reshape(len(x), -1)
             case ir.Linear():
                 return self.linear(op, columns(op.x), weight)
             case ir.Gate():
@@ -455,6 +459,7 @@ class Engine:
     def _attention(self, op: ir.Attention, registers: dict[int, torch.Tensor], packed: Packed) -> torch.Tensor:
         rows = len(registers[op.q.register])
         out = torch.empty(rows, self._widths[op.out], dtype=torch.float32)
+        table = self._attention_table
         shared = {segment.parent for segment in packed.segments}
         prompts: dict[int, tuple[QuantisedHeads, QuantisedHeads]] = {}
         for number, segment in enumerate(packed.segments):
@@ -465,7 +470,8 @@ class Engine:
             if segment.parent >= 0:
                 before = prompts[segment.parent]
                 keys, values = before[0].then(keys), before[1].then(values)
-            attend(query, keys, values, out[own], scale=op.scale, causal=op.causal, table=self._attention_table)
+            seen = Visible(causal=op.causal, window=op.window)
+            attend(query, keys, values, out[own], scale=op.scale, seen=seen, cap=op.softcap, table=table)
         return out
 
     def _attention_of(
@@ -477,9 +483,11 @@ class Engine:
         for i, end in enumerate(packed.sequences):
             row, spans = pooled_row(packed, end, how), packed.spans(end)
             query = QuantisedHeads.of(_columns(registers, op.q)[row : row + 1], op.heads)
-            seen = [torch.cat([_columns(registers, x)[s : s + n] for s, n in spans]) for x in (op.k, op.v)]
+            near = slice(0, op.window or None) if how == "first" else slice(-op.window, None)
+            seen = [torch.cat([_columns(registers, x)[s : s + n] for s, n in spans])[near] for x in (op.k, op.v)]
             keys, values = (QuantisedHeads.of(x, op.kv_heads).repeated(times) for x in seen)
-            attend(query, keys, values, out[i : i + 1], scale=op.scale, causal=False, table=self._attention_table)
+            row_out, table = out[i : i + 1], self._attention_table
+            attend(query, keys, values, row_out, scale=op.scale, seen=Visible(), cap=op.softcap, table=table)
         return out
 
     def _logprobs(self, op: ir.LogProb, registers: dict[int, torch.Tensor], packed: Packed) -> torch.Tensor:

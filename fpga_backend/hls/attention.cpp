@@ -1,10 +1,10 @@
 // Attention of 8-bit queries, keys and values over packed rows.
 //
 // A query sees the rows of its own segment and of that segment's parent, a prompt that several segments share; where causal,
-// none behind it. A tile of queries passes once over the keys, keeping its row of logits on the chip, then weighs, then
+// none behind it; with a window, none that is so many rows away or more. A tile of queries passes once over the keys, keeping its row of logits on the chip, then weighs, then
 // passes once over the values:
 //
-//   t_j = rne((f32(q . k_j) * (qs * c)) * ks_j);   e_j = E[min(max t - t_j, 4096)];   z = f32(sum e_j)
+//   t_j = rne((f32(q . k_j) * (qs * c)) * ks_j), softly capped before it is rounded where there is a cap;   e_j = E[min(max t - t_j, 4096)];   z = f32(sum e_j)
 //   p, ps = quantise(f32(e_j) * vs_j);   y = f32(sum p_j v_j) * (ps / z)
 #include "beats.h"
 #include "numbers.h"
@@ -22,6 +22,8 @@ struct Heads {
     int queries, keys, key_beats, value_beats, value_width;
     float scale;
     bool causal;
+    int window;
+    float cap;
 };
 
 struct Segment {
@@ -57,6 +59,16 @@ int32_t dot(const lane_t a[MAX_HEAD], const lane_t b[MAX_HEAD], int row_beats) {
         }
     }
     return sum;
+}
+
+// cap * tanh(t / cap), with tanh as a fraction of polynomials that is 1 from 4 on.
+float softly_capped(float t, float cap) {
+    float z = t / cap;
+    z = z > 4.0f ? 4.0f : z < -4.0f ? -4.0f : z;
+    const float s = z * z;
+    const float over = ((s + 105.0f) * s + 945.0f) * z;
+    const float y = over / ((s * 15.0f + 420.0f) * s + 945.0f);
+    return (y > 1.0f ? 1.0f : y < -1.0f ? -1.0f : y) * cap;
 }
 
 // Weights of one query over `keys` keys, as integers; returns ps / z.
@@ -101,7 +113,12 @@ void attend(const bytes_t *q, const float *qs, const bytes_t *k, const float *ks
 #pragma HLS BIND_STORAGE variable = t type = ram_2p impl = uram
     float query_scale[QUERIES], last[QUERIES];
     const int kv_head = head / (heads.queries / heads.keys);
-    const int seen = segment.parent_rows + (heads.causal ? first + count : segment.rows);
+    const int place = segment.parent_rows + first;  // of the tile's first query in its sequence
+    const int whole = segment.parent_rows + segment.rows;
+    const int behind = heads.causal ? 1 : heads.window > 0 ? heads.window : whole;
+    const int seen = smaller(place + count - 1 + behind, whole);
+    const int before = heads.window > 0 && place >= heads.window ? place + 1 - heads.window : 0;
+    const int begin = before - before % KEYS;
     for (int i = 0; i < count; i++) {
         const long number = static_cast<long>(segment.start + first + i) * heads.queries + head;
         query_scale[i] = qs[number] * heads.scale;
@@ -114,24 +131,30 @@ void attend(const bytes_t *q, const float *qs, const bytes_t *k, const float *ks
             }
         }
     }
-    for (int key = 0; key < seen; key += KEYS) {
+    for (int key = begin; key < seen; key += KEYS) {
         const int wide = smaller(KEYS, seen - key);
         load_keys(k, ks, segment, key, wide, heads.keys, kv_head, heads.key_beats, tile, scale);
         for (int i = 0; i < count; i++) {
             for (int j = 0; j < wide; j++) {
                 const float product = static_cast<float>(dot(query[i], tile[j], heads.key_beats));
-                t[i][key + j] = rne(product * query_scale[i] * scale[key + j]);
+                const float logit = product * query_scale[i] * scale[key + j];
+                t[i][key + j] = rne(heads.cap > 0 ? softly_capped(logit, heads.cap) : logit);
             }
         }
     }
-    for (int key = 0; key < seen; key++) {
+    for (int key = begin; key < seen; key++) {
 #pragma HLS PIPELINE II = 1
         scale[key] = vs[segment.row(key) * heads.keys + kv_head];
     }
     const int value_lanes = heads.value_beats * BYTES;
     for (int i = 0; i < count; i++) {
-        const int own = heads.causal ? segment.parent_rows + first + i + 1 : seen;
-        last[i] = weigh(t[i], scale, powers, own, weight[i]);
+        const int from = heads.window > 0 && place + i >= heads.window ? place + i + 1 - heads.window : 0;
+        const int own = smaller(place + i + behind, whole);
+        last[i] = weigh(t[i] + from, scale + from, powers, own - from, weight[i] + from);
+        for (int key = begin; key < from; key++) {
+#pragma HLS PIPELINE II = 1
+            weight[i][key] = 0;
+        }
         for (int key = own; key < seen; key++) {
 #pragma HLS PIPELINE II = 1
             weight[i][key] = 0;
@@ -142,7 +165,7 @@ void attend(const bytes_t *q, const float *qs, const bytes_t *k, const float *ks
             acc[i][d] = 0;
         }
     }
-    for (int key = 0; key < seen; key += KEYS) {
+    for (int key = begin; key < seen; key += KEYS) {
         const int wide = smaller(KEYS, seen - key);
         load_keys(v, vs, segment, key, wide, heads.keys, kv_head, heads.value_beats, tile, scale);
         for (int i = 0; i < count; i++) {
@@ -169,7 +192,8 @@ void attend(const bytes_t *q, const float *qs, const bytes_t *k, const float *ks
 extern "C" void gt_attention(const gt::bytes_t *q, const float *qs, const gt::bytes_t *k, const float *ks,
                              const gt::bytes_t *v, const float *vs, const int32_t *exp2, const int32_t *segments,
                              gt::floats_t *y, int32_t segment_count, int32_t heads, int32_t kv_heads, int32_t key_beats,
-                             int32_t value_beats, int32_t value_width, int32_t scale, int32_t causal) {
+                             int32_t value_beats, int32_t value_width, int32_t scale, int32_t causal, int32_t window,
+                             int32_t softcap) {
 #pragma HLS INTERFACE m_axi port = q bundle = gmem0 max_read_burst_length = 64
 #pragma HLS INTERFACE m_axi port = qs bundle = gmem0
 #pragma HLS INTERFACE m_axi port = k bundle = gmem1 max_read_burst_length = 64
@@ -187,6 +211,8 @@ extern "C" void gt_attention(const gt::bytes_t *q, const float *qs, const gt::by
 #pragma HLS INTERFACE s_axilite port = value_width
 #pragma HLS INTERFACE s_axilite port = scale
 #pragma HLS INTERFACE s_axilite port = causal
+#pragma HLS INTERFACE s_axilite port = window
+#pragma HLS INTERFACE s_axilite port = softcap
 #pragma HLS INTERFACE s_axilite port = return
     GT_ONCHIP float out[QUERIES][MAX_ROW];
     GT_ONCHIP int32_t powers[FARTHEST + 1];
@@ -199,7 +225,8 @@ extern "C" void gt_attention(const gt::bytes_t *q, const float *qs, const gt::by
         }
     }
     powers[FARTHEST] = 0;
-    const Heads shape = {heads, kv_heads, key_beats, value_beats, value_width, from_bits(scale), causal != 0};
+    const Heads shape = {heads, kv_heads, key_beats, value_beats, value_width, from_bits(scale), causal != 0, window,
+                         from_bits(softcap)};
     const int width = heads * value_width;
     const long y_stride = beats(width, FLOATS);
     for (int s = 0; s < segment_count; s++) {

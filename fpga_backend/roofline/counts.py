@@ -269,6 +269,8 @@ class _OpCounter:
         layout, sizes = self._layout, self._sizes
         outputs = width_of(op)
         pairs = layout.causal_pairs if op.causal else layout.all_pairs
+        if op.window:
+            pairs = min(pairs, rows * op.window * (1 if op.causal else 2))  # at most
         passes = [
             self._quantised(rows, c.width, n) for c, n in ((op.q, op.heads), (op.k, op.kv_heads), (op.v, op.kv_heads))
         ]
@@ -353,7 +355,7 @@ def _stored(op: ir.Op, program: ir.Program) -> int:
         case ir.Linear() | ir.LogProb():
             return sizes.weights(op.outputs, op.x.width) + (WORD * op.outputs if op.bias else 0)
         case ir.Norm():
-            return (2 if op.bias else 1) * op.x.width * WORD
+            return (2 if op.bias else 1) * op.x.width // op.groups * WORD
         case ir.Rotary():
             return program.max_tokens * op.x.width // op.heads * WORD
         case ir.Score():

@@ -97,7 +97,8 @@ class FloatEngine:
             case Add():
                 return _read(registers, op.x) + _read(registers, op.y)
             case Norm():
-                return self._norm(op, _read(registers, op.x))
+                x = _read(registers, op.x)
+                return self._norm(op, x.reshape(len(x) * op.groups, -1)).reshape(x.shape)
             case Linear() | Score():
                 return self._linear(op, _read(registers, op.x))
             case Gate():
@@ -114,7 +115,7 @@ class FloatEngine:
 
     def _norm(self, op: Norm, x: torch.Tensor) -> torch.Tensor:
         gain, wide = self._tensors[f"{op.weight}.g"], x.to(torch.float32)
-        shape = (op.x.width,)
+        shape = (op.x.width // op.groups,)
         if op.kind == "rms":
             y = functional.rms_norm(wide, shape, gain, op.eps)
             y = y + self._tensors[f"{op.weight}.b"].to(torch.float32) if op.bias else y
@@ -148,6 +149,16 @@ class FloatEngine:
             if op.causal:
                 mask = torch.ones(segment.rows, keys.shape[1], dtype=torch.bool, device=q.device)
                 mask = mask.tril_(keys.shape[1] - segment.rows)
+            if op.window:
+                place = torch.arange(keys.shape[1], device=q.device)
+                near = (place[-segment.rows :, None] - place).abs() < op.window
+                mask = near if mask is None else mask & near
+            if op.softcap:
+                k_, v_ = (x.repeat_interleave(op.heads // op.kv_heads, 0) for x in (keys, values))
+                scores = op.softcap * torch.tanh(q[:, own] @ k_.mT * (op.scale / op.softcap))
+                y = (scores if mask is None else scores.masked_fill(~mask, -torch.inf)).softmax(-1) @ v_
+                out[own] = y.transpose(0, 1).flatten(1)
+                continue
             y = functional.scaled_dot_product_attention(
                 q[:, own][None],
                 keys[None],

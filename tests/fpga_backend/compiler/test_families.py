@@ -11,11 +11,21 @@ from greentrain.fpga_backend.compiler.compiling import named_parameters
 from greentrain.fpga_backend.compiler.quantize import tensors_of
 from greentrain.fpga_backend.compiler.recipe import Recipe
 from greentrain.fpga_backend.emulator.engine import Engine
-from greentrain.fpga_backend.program import Attention, Linear, LogProb, Pool, Rotary, Score
-from tests.fpga_backend.compiler.tiny_models import BUILDERS, MAX_TOKENS, compiled, flat, own, own_scores, sequences
+from greentrain.fpga_backend.errors import UnsupportedModelError
+from greentrain.fpga_backend.program import Attention, Linear, LogProb, Norm, Pool, Program, Rotary, Score, read_by
+from tests.fpga_backend.compiler.tiny_models import (
+    BUILDERS,
+    MAX_TOKENS,
+    build,
+    compiled,
+    flat,
+    own,
+    own_scores,
+    sequences,
+)
 from tests.helpers.float_engine import run_float
 
-CAUSAL = ["llama score", "llama reward", "smollm", "qwen2", "gpt2"]
+CAUSAL = ["llama score", "llama reward", "smollm", "qwen2", "gpt2", "gemma3", "gemma2 score", "phi3 long"]
 
 
 @pytest.mark.sweep
@@ -77,6 +87,39 @@ def test_the_longest_sequence_has_its_positions() -> None:
     batch = Batch.of([np.arange(3, 3 + MAX_TOKENS)])
     wanted, got = own(model, batch), flat(Engine(artifact).run(batch))
     assert np.corrcoef(got, wanted)[0, 1] > 0.98
+
+
+@pytest.mark.parametrize(
+    ("name", "windows"),
+    [("mistral", [7, 7]), ("gemma3", [6, 0, 6]), ("modernbert", [0, 5]), ("phi3", [0, 0]), ("gemma2 score", [6, 0])],
+)
+def test_each_attention_has_its_window(name: str, windows: list[int]) -> None:
+    _, artifact = compiled(name)
+    attentions = [op for op in artifact.program.ops if isinstance(op, Attention)]
+    assert [op.window for op in attentions] == windows
+    assert {op.causal for op in attentions} == {name != "modernbert"}
+    assert {op.softcap for op in attentions} == {2.0 if name == "gemma2 score" else 0.0}
+
+
+def test_heads_are_normalised_each_by_itself() -> None:
+    _, artifact = compiled("qwen3")
+    norms = [op for op in artifact.program.ops if isinstance(op, Norm) and op.groups > 1]
+    assert [(op.groups, op.x.width) for op in norms] == [(6, 60), (2, 20)] * 2
+    assert len({op.x.register for op in norms[:2]}) == 1, "q, k and v are one product"
+    assert [type(op) for op in artifact.program.ops if norms[0].out in {c.register for c in read_by(op)}] == [Rotary]
+    held = Program.from_json(artifact.program.to_json())
+    assert held == artifact.program
+
+
+def test_a_recipe_of_older_programs_stays_the_same() -> None:
+    _, artifact = compiled("llama score")
+    text = artifact.program.to_json()
+    assert not any(f'"{name}"' in text for name in ("groups", "window", "softcap", "activation_bits"))
+
+
+def test_long_rope_holds_where_its_angles_do() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"max_tokens=31.*angles that hold.*for 30 tokens"):
+        compile(build("phi3 long"), max_tokens=31)
 
 
 class TokenScores(nn.Module):

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from greentrain.fpga_backend.compiler.values import describe
+from greentrain.fpga_backend.compiler.values import Seen, describe
 
 CAUSAL = torch.ones(5, 5, dtype=torch.bool).tril()
 
@@ -17,18 +17,25 @@ CAUSAL = torch.ones(5, 5, dtype=torch.bool).tril()
     ],
 )
 def test_full_and_causal(mask: torch.Tensor, causal: bool) -> None:
-    assert describe(mask, 5) == (causal, "")
+    assert describe(mask, 5) == Seen(causal=causal)
+
+
+@pytest.mark.parametrize("window", [1, 2, 4])
+def test_windows(window: int) -> None:
+    band = torch.ones(5, 5, dtype=torch.bool).triu(1 - window).tril(window - 1)
+    assert describe(band & CAUSAL, 5) == Seen(causal=True, window=window)
+    assert describe(torch.zeros(5, 5).masked_fill(~band, -1e9), 5) == Seen(causal=window == 1, window=window)
 
 
 @pytest.mark.parametrize(
     ("mask", "words"),
     [
-        (CAUSAL.triu(-2), "token 3 does not see token 0"),
-        (CAUSAL | torch.eye(5, dtype=torch.bool).roll(1, 1), "token 0 sees token 1"),
+        (CAUSAL & (torch.arange(5) != 1), "token 1 does not see token 1"),
+        (torch.zeros(5, 5, dtype=torch.bool), "token 0 does not see token 0"),
+        (CAUSAL | torch.eye(5, dtype=torch.bool).roll(1, 1), "token 0 does not see token 2"),
         (torch.arange(5.0).expand(5, 5), "adds numbers"),
         (torch.stack([torch.zeros(5, 5), torch.ones(5, 5)]), "from head to head"),
     ],
 )
 def test_everything_else_is_described(mask: torch.Tensor, words: str) -> None:
-    causal, why = describe(mask, 5)
-    assert causal is None and words in why
+    assert words in describe(mask, 5).wrong

@@ -56,20 +56,6 @@ class Bag(nn.Module):
             lambda: hf.BloomForCausalLM(hf.BloomConfig(vocab_size=50, hidden_size=32, n_layer=1, n_head=4)),
             ("transformer.h.0.self_attention", "BloomAttention", "aten.baddbmm.default"),
         ),
-        (
-            lambda: hf.MistralForCausalLM(hf.MistralConfig(**ONE_LAYER, sliding_window=5)),
-            ("model.layers.0.self_attn", "MistralAttention", "token 5 does not see token 0", "window's length"),
-        ),
-        (
-            lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(**ONE_LAYER, head_dim=8)),
-            ("model.layers.0.self_attn.q_norm", "Qwen3RMSNorm", "only whole rows"),
-        ),
-        (
-            lambda: hf.LlamaForCausalLM(
-                hf.LlamaConfig(**ONE_LAYER, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0})
-            ),
-            ("model.rotary_emb", "LlamaRotaryEmbedding", "torch.export cannot trace it"),
-        ),
         (lambda: hf.BertModel(hf.BertConfig(**COMMON)), ("BertModel", "ends in Norm", "torch.nn.Linear")),
         (lambda: hf.BertForMaskedLM(hf.BertConfig(**COMMON)), ("BertForMaskedLM", "97 columns", "causal")),
         (lambda: Bag(lambda rows: functional.normalize(rows.mean(1))), ("Bag", "aten.linalg_vector_norm.default")),

@@ -76,6 +76,38 @@ class LastReward(nn.Module):
         return {"reward": self.head(hidden.gather(1, last)).flatten()}
 
 
+class WrittenOut(nn.Module):
+    """One causal layer whose attention is written out: softmax of masked, scaled products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(VOCABULARY, 48)
+        self.qkv = nn.Linear(48, 144)
+        self.head = nn.Linear(48, 1)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.words(ids)
+        q, k, v = (y.unflatten(-1, (6, 8)).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
+        later = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).triu(1)
+        weights = (q @ k.transpose(-1, -2) / 8**0.5).masked_fill(later, float("-inf")).softmax(-1)
+        scores: torch.Tensor = self.head((x + (weights @ v).transpose(1, 2).flatten(2))[:, -1])
+        return scores
+
+
+PHI3: Mapping[str, Any] = {**LLAMA, "pad_token_id": 0}
+LONG: Mapping[str, Any] = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0, 1.1, 1.2, 1.3],
+    "long_factor": [2.0, 3.0, 4.0, 5.0],
+}
+GEMMA: Mapping[str, Any] = {**LLAMA, "head_dim": 8, "pad_token_id": 0, "query_pre_attn_scalar": 12, "sliding_window": 6}
+MODERN: Mapping[str, Any] = {
+    **COMMON,
+    **dict.fromkeys(("pad_token_id", "sep_token_id"), 0),
+    **dict.fromkeys(("bos_token_id", "cls_token_id", "eos_token_id"), 1),
+    "local_attention": 8,
+}
 BUILDERS: Mapping[str, Callable[[], nn.Module]] = {
     "bert 3 labels": lambda: hf.BertForSequenceClassification(hf.BertConfig(**COMMON, num_labels=3)),
     "bert mean": lambda: MeanReward(hf.BertModel(hf.BertConfig(**COMMON), add_pooling_layer=False)),
@@ -108,6 +140,40 @@ BUILDERS: Mapping[str, Callable[[], nn.Module]] = {
     "gpt2 score": lambda: hf.GPT2ForSequenceClassification(hf.GPT2Config(**GPT2, num_labels=1, pad_token_id=0)),
     "gpt2": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(**GPT2)),
     "gemma": lambda: hf.GemmaForCausalLM(hf.GemmaConfig(**LLAMA, head_dim=8, pad_token_id=0)),
+    "gemma2 score": lambda: hf.Gemma2ForSequenceClassification(
+        hf.Gemma2Config(**GEMMA, num_labels=1, attn_logit_softcapping=2.0)
+    ),
+    "gemma3": lambda: hf.Gemma3ForCausalLM(
+        hf.Gemma3TextConfig(
+            **{**GEMMA, "num_hidden_layers": 3},
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+            rope_parameters={
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            },
+        )
+    ),
+    "qwen3": lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(**LLAMA, head_dim=10)),
+    "qwen3 score": lambda: hf.Qwen3ForSequenceClassification(
+        hf.Qwen3Config(**LLAMA, head_dim=10, num_labels=1, pad_token_id=0)
+    ),
+    "mistral": lambda: hf.MistralForCausalLM(hf.MistralConfig(**LLAMA, sliding_window=7)),
+    "phi3": lambda: hf.Phi3ForCausalLM(hf.Phi3Config(**PHI3)),
+    "phi3 long": lambda: hf.Phi3ForCausalLM(
+        hf.Phi3Config(
+            **{**PHI3, "max_position_embeddings": 60, "original_max_position_embeddings": 30},
+            rope_parameters=LONG,
+            sliding_window=9,
+        )
+    ),
+    "dynamic positions": lambda: hf.LlamaForCausalLM(
+        hf.LlamaConfig(**LLAMA, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0})
+    ),
+    "modernbert": lambda: hf.ModernBertForSequenceClassification(hf.ModernBertConfig(**MODERN, num_labels=1)),
+    "modernbert mean": lambda: hf.ModernBertForSequenceClassification(
+        hf.ModernBertConfig(**MODERN, num_labels=2, classifier_pooling="mean")
+    ),
+    "written out": WrittenOut,
     "opt": lambda: hf.OPTForCausalLM(
         hf.OPTConfig(
             vocab_size=VOCABULARY,

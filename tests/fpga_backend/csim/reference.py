@@ -109,7 +109,16 @@ def rotary(x: Floats, cos: Floats, sin: Floats, heads: int) -> Floats:
     return y
 
 
-def attention(q: Floats, keys: Floats, values: Floats, scale: float) -> Floats:
+def softly_capped(x: np.float32, cap: float) -> np.float32:
+    c = F(cap * LOG2E * 256)
+    z = min(max(F(x / c), F(-4)), F(4))
+    s = F(z * z)
+    over = F(F(F(F(s + F(105)) * s) + F(945)) * z)
+    under = F(F(F(F(s * F(15)) + F(420)) * s) + F(945))
+    return F(min(max(F(over / under), F(-1)), F(1)) * c)
+
+
+def attention(q: Floats, keys: Floats, values: Floats, scale: float, cap: float = 0.0) -> Floats:
     """One head of one query: q [width], keys [n, width], values [n, value width]."""
     n, qs = quantise(q, 127)
     c = F(scale * LOG2E * 256)
@@ -117,7 +126,8 @@ def attention(q: Floats, keys: Floats, values: Floats, scale: float) -> Floats:
     for key, value in zip(keys, values, strict=True):
         k, ks = quantise(key, 127)
         acc = sum(a * b for a, b in zip(n, k, strict=True))
-        t.append(rne(F(F(f32(acc) * F(qs * c)) * ks)))
+        x = F(F(f32(acc) * F(qs * c)) * ks)
+        t.append(rne(softly_capped(x, cap) if cap else x))
         whole, step = quantise(value, 127)
         vq.append(whole)
         vs.append(step)
@@ -199,7 +209,9 @@ def _sequence(program: Program, held: dict[str, Array], ids: Array, types: Array
                 registers[op.out] = rows(op.x) + rows(op.y)
             case Norm():
                 g, b = held[f"{op.weight}.g"], held[f"{op.weight}.b"] if op.bias else None
-                registers[op.out] = each([norm(x, g, b, op.eps, layer=op.kind == "layer") for x in rows(op.x)])
+                parts = rows(op.x).reshape(-1, len(g))
+                normed = each([norm(x, g, b, op.eps, layer=op.kind == "layer") for x in parts])
+                registers[op.out] = normed.reshape(-1, len(g) * op.groups)
             case Linear() | Score():
                 b = held[f"{op.weight}.b"] if op.bias else None
                 q, s = held[f"{op.weight}.q"], held[f"{op.weight}.s"]
@@ -232,14 +244,16 @@ def _heads(op: Attention, q: Floats, k: Floats, v: Floats) -> Floats:
     width, value_width = q.shape[1] // op.heads, v.shape[1] // op.kv_heads
     out = np.empty((len(q), value_width * op.heads), dtype=F)
     for i in range(len(q)):
-        end = i + 1 if op.causal else len(q)
+        end = i + 1 if op.causal else i + op.window if op.window else len(q)
+        seen = slice(max(0, i + 1 - op.window) if op.window else 0, end)
         for head in range(op.heads):
             kv = head // (op.heads // op.kv_heads)
             out[i, head * value_width : (head + 1) * value_width] = attention(
                 q[i, head * width : (head + 1) * width],
-                k[:end, kv * width : (kv + 1) * width],
-                v[:end, kv * value_width : (kv + 1) * value_width],
+                k[seen, kv * width : (kv + 1) * width],
+                v[seen, kv * value_width : (kv + 1) * value_width],
                 op.scale,
+                op.softcap,
             )
     return out
 

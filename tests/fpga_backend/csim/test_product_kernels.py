@@ -107,6 +107,8 @@ def attend(
     *,
     scale: float,
     causal: bool,
+    window: int = 0,
+    cap: float = 0.0,
     scales: list[reference.Floats] | None = None,
 ) -> reference.Floats:
     quantised = []
@@ -136,6 +138,8 @@ def attend(
         value_width=v.shape[1],
         scale=bits(scale * reference.LOG2E * 256),
         causal=int(causal),
+        window=window,
+        softcap=bits(cap * reference.LOG2E * 256),
     )
     return y
 
@@ -149,6 +153,8 @@ def attend(
     st.lists(st.integers(1, 20), min_size=1, max_size=3),
     kinds,
     st.booleans(),
+    st.sampled_from([0, 1, 4, 33]),
+    st.sampled_from([0.0, 2.0]),
 )
 def test_attention_over_prompts_and_sequences(
     bench: Bench,
@@ -159,6 +165,8 @@ def test_attention_over_prompts_and_sequences(
     lengths: list[int],
     kind: str,
     causal: bool,
+    window: int,
+    cap: float,
 ) -> None:
     """Sequences behind a shared prompt give what each gives behind a prompt of its own."""
     rng = np.random.default_rng(seed)
@@ -170,19 +178,23 @@ def test_attention_over_prompts_and_sequences(
         start += length
     widths = (heads[0] * width[0], heads[1] * width[0], heads[1] * width[1])
     q, k, v = (rows(rng, start, w, kind) for w in widths)
-    found = attend(bench, (q, k, v), *heads, segments, scale=width[0] ** -0.5, causal=causal)
+    scale = width[0] ** -0.5
+    found = attend(bench, (q, k, v), *heads, segments, scale=scale, causal=causal, window=window, cap=cap)
     group = heads[0] // heads[1]
     for first, length, parent, before in segments:
         own = [*range(parent, parent + before), *range(first, first + length)]
         for i in range(length):
-            seen = own[: before + i + 1] if causal else own
+            place = before + i
+            last = place + 1 if causal else place + window if window else len(own)
+            seen = own[max(0, place + 1 - window) if window else 0 : last]
             for head in range(heads[0]):
                 kv = head // group
                 expected = reference.attention(
                     q[first + i, head * width[0] : (head + 1) * width[0]],
                     k[seen][:, kv * width[0] : (kv + 1) * width[0]],
                     v[seen][:, kv * width[1] : (kv + 1) * width[1]],
-                    width[0] ** -0.5,
+                    scale,
+                    cap,
                 )
                 same(found[first + i, head * width[1] : (head + 1) * width[1]], expected)
 
@@ -210,6 +222,16 @@ def test_attention_hides_nothing_that_is_not_finite(bench: Bench, broken: float,
     same(found[:7], whole[:7])
     assert not np.isfinite(found[7]).any()
     assert part == 0 or not np.isfinite(found[8:]).any()
+
+
+def test_a_window_over_many_tiles_of_keys(bench: Bench) -> None:
+    rng = np.random.default_rng(2)
+    q, k, v = (rows(rng, 150, 4, "normal") for _ in range(3))
+    for window, causal in ((40, True), (70, False)):
+        found = attend(bench, (q, k, v), 1, 1, [(0, 150, 0, 0)], scale=0.5, causal=causal, window=window)
+        for i in (0, 39, 40, 71, 100, 149):
+            seen = slice(max(0, i + 1 - window), i + 1 if causal else i + window)
+            same(found[i], reference.attention(q[i], k[seen], v[seen], 0.5))
 
 
 def test_attention_over_the_most_keys(bench: Bench) -> None:

@@ -17,6 +17,8 @@ from greentrain.fpga_backend.csim.schedule import BatchSchedule
 from greentrain.fpga_backend.emulator.engine import Engine
 from greentrain.fpga_backend.program import ActivationBits, Linear, LogProb, Op
 from greentrain.testing.offload_models import decoder, encoder, sequences
+from tests.fpga_backend.compiler import tiny_models as families
+from tests.fpga_backend.compiler.tiny_models import compiled
 from tests.fpga_backend.csim import reference
 from tests.fpga_backend.csim.bench import same
 from tests.fpga_backend.csim.checked_card import CheckedCard
@@ -105,6 +107,18 @@ def test_decoders(
     found = run(library, artifact, batch)
     equal(found, by_sequence(Engine(artifact).run(batch)))
     assert found.rows == pack(batch, artifact.program).rows
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma3", "gemma2 score", "phi3", "modernbert"])
+def test_families_whose_heads_have_norms_windows_or_caps(library: Path, name: str) -> None:
+    _, artifact = compiled(name)
+    rows = families.sequences(count=4)
+    batch = Batch.of([*rows, np.concatenate([rows[0], rows[1]])[:24]], prompt_tokens=[2, 1, 1, 1, 2])
+    found = Engine(artifact).run(batch)
+    equal(run(library, artifact, batch), by_sequence(found))
+    if name in ("qwen3", "gemma2 score"):
+        short = Batch.of(rows[:2])
+        equal(run(library, artifact, short), reference.run(artifact, short))
 
 
 @pytest.mark.parametrize("seed", range(3))

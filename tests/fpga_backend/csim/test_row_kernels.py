@@ -51,12 +51,21 @@ def test_add_reads_slices(bench: Bench, seed: int, count: int, width: int, x_sta
 
 
 @few
-@given(seeds, st.integers(1, 3), st.sampled_from([1, 2, 7, 16, 33, 130]), starts, kinds, st.booleans(), st.booleans())
+@given(
+    seeds,
+    st.integers(1, 3),
+    st.sampled_from([1, 2, 7, 16, 33, 130]),
+    st.sampled_from([1, 1, 2, 5]),
+    starts,
+    kinds,
+    st.booleans(),
+    st.booleans(),
+)
 def test_norm_is_the_contracts(
-    bench: Bench, seed: int, count: int, width: int, start: int, kind: str, layer: bool, biased: bool
+    bench: Bench, seed: int, count: int, width: int, groups: int, start: int, kind: str, layer: bool, biased: bool
 ) -> None:
     rng = np.random.default_rng(seed)
-    x = rows(rng, count, width, kind)
+    x = rows(rng, count, groups * width, kind)
     g, b = (rng.standard_normal(width).astype(F) for _ in range(2))
     _norm(bench, rng, x, g, b if biased else None, start, layer=layer)
 
@@ -92,12 +101,14 @@ def _norm(
         rows=len(x),
         x_stride=stride(whole),
         x_start=start,
-        width=x.shape[1],
+        width=len(g),
         layer=int(layer),
         biased=int(b is not None),
         eps=bits(1e-5),
+        groups=x.shape[1] // len(g),
     )
-    same(y, np.stack([reference.norm(row, g, b, 1e-5, layer=layer) for row in x]))
+    parts = x.reshape(-1, len(g))
+    same(y, np.stack([reference.norm(row, g, b, 1e-5, layer=layer) for row in parts]).reshape(x.shape))
 
 
 @few

@@ -3,13 +3,22 @@
 import math
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from greentrain.fpga_backend import contract, tables
 from greentrain.fpga_backend.emulator import arithmetic
-from greentrain.fpga_backend.emulator.arithmetic import LogProbTables, QuantisedHeads, attend, logprobs, weights_table
+from greentrain.fpga_backend.emulator.arithmetic import (
+    LogProbTables,
+    QuantisedHeads,
+    Visible,
+    attend,
+    logprobs,
+    softly_capped,
+    weights_table,
+)
 
 f32 = np.float32
 
@@ -59,7 +68,15 @@ def test_attention_weights_fall_by_the_tables_shifts() -> None:
 
 
 def attended(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, *, scale: float, causal: bool
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    heads: int,
+    *,
+    scale: float,
+    causal: bool,
+    window: int = 0,
+    cap: float = 0.0,
 ) -> torch.Tensor:
     out = torch.empty(len(q), v.shape[1])
     table = weights_table(torch.from_numpy(tables.exp2().copy()))
@@ -69,8 +86,9 @@ def attended(
         QuantisedHeads.of(v, heads),
         out,
         scale=scale,
-        causal=causal,
+        seen=Visible(causal=causal, window=window),
         table=table,
+        cap=cap,
     )
     return out
 
@@ -86,6 +104,27 @@ def test_attention_is_near_the_real_one_and_blind_to_what_comes_later() -> None:
         assert (found - real.transpose(0, 1).reshape(rows, -1)).abs().max() < 0.05
     short = attended(q[:20], k[:20], v[:20], heads, scale=0.25, causal=True)
     assert torch.equal(short, found[:20])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_window_and_a_soft_cap_are_near_the_real_ones(causal: bool) -> None:
+    generator = torch.Generator().manual_seed(2)
+    heads, rows, width, window, cap = 2, 40, 16, 7, 3.0
+    q, k, v = (torch.randn(rows, heads * width, generator=generator) for _ in range(3))
+    found = attended(q, k, v, heads, scale=1.0, causal=causal, window=window, cap=cap)
+    a, b, c = (x.view(rows, heads, width).transpose(0, 1) for x in (q, k, v))
+    away = torch.arange(rows)[:, None] - torch.arange(rows)
+    hidden = (away.abs() >= window) | (causal & (away < 0))
+    scores = (cap * torch.tanh(a @ b.mT / cap)).masked_fill(hidden, -torch.inf)
+    real = scores.softmax(-1) @ c
+    assert (found - real.transpose(0, 1).reshape(rows, -1)).abs().max() < 0.05
+
+
+def test_a_soft_cap_is_tanh_to_a_seventh_of_a_percent() -> None:
+    x = torch.linspace(-40.0, 40.0, 4001)
+    got = softly_capped(x.clone(), 5.0)
+    assert (got - 5 * torch.tanh(x / 5)).abs().max() < 5 / 700
+    assert bool((got.diff() >= 0).all()) and got.abs().max() <= 5.0
 
 
 def test_more_keys_than_binary32_holds_exactly_are_summed_in_parts() -> None:
