@@ -16,11 +16,20 @@ app = typer.Typer(name="config", help="The configuration: its schema, checks and
 
 
 @app.command()
-def schema(out: OutOption = None) -> None:
+def schema(
+    out: OutOption = None,
+    fleet: Annotated[
+        bool, typer.Option("--fleet", help="That of fleet.yaml, with which many jobs are one plan.")
+    ] = False,
+) -> None:
     """Print the JSON Schema of green.yaml, by which editors complete and check it."""
     from greentrain.config.reference import schema as found
 
-    put(json.dumps(found(), indent=1) + "\n", out)
+    if fleet:
+        from greentrain.control.fleet.spec import FleetSpec
+
+    made = found(FleetSpec, "GreenTrain fleet") if fleet else found()
+    put(json.dumps(made, indent=1) + "\n", out)
 
 
 @app.command()

@@ -145,6 +145,7 @@ def plan(
     as_json: JsonOption = False,
 ) -> None:
     """Plan the jobs that the engine has, tell the plan in words, and change nothing."""
+    from dataclasses import replace
     from tempfile import TemporaryDirectory
 
     from greentrain.control.fleet.controller import FleetController
@@ -155,6 +156,10 @@ def plan(
     from greentrain.utils.files import write_json
 
     fleet = FleetSpec.read(spec)
+    if fleet.budget_kg is not None and ("://" in fleet.state or Path(fleet.state).exists()):
+        told = FleetState(fleet.state, read_only=True)
+        fleet = replace(fleet, budget_kg=max(0.0, fleet.budget_kg - told.now().emitted_g / 1000))
+        told.close()
     with TemporaryDirectory(prefix="greentrain-fleet-") as folder:
         state = FleetState(Path(folder) / "fleet.db")
         controller = FleetController(fleet, Declared(fleet) if declared else open_engine(fleet), state, dry_run=True)

@@ -33,15 +33,21 @@ NOT_IN_IT: Final = (
 _TYPES: Final[Mapping[Any, str]] = {float: "number", int: "integer", str: "string", bool: "boolean", type(None): "null"}
 
 
-def schema() -> dict[str, Any]:
-    """Return the schema of green.yaml."""
+def schema(cls: type = GreenConfig, title: str = "GreenTrain configuration") -> dict[str, Any]:
+    """Return the schema of green.yaml, or of another file that a dataclass describes.
+
+    Args:
+        cls: Dataclass of the file.
+        title: What the file is.
+    """
+    is_own = cls is GreenConfig
     return {
         "$schema": DIALECT,
-        "$id": ID,
-        "title": "GreenTrain configuration",
-        "description": f"{_text(GreenConfig.__doc__)} {NOT_IN_IT}",
-        **_section(GreenConfig),
-        "type": ["object", "null"],  # null: a file without a key
+        "$id": ID if is_own else ID.replace(":config:", f":{cls.__name__}:"),
+        "title": title,
+        "description": f"{_text(cls.__doc__)} {NOT_IN_IT if is_own else ''}".strip(),
+        **_section(cls),
+        "type": ["object", "null"] if is_own else "object",  # null: a file without a key
     }
 
 
@@ -71,18 +77,25 @@ def _options(hint: Any) -> tuple[Any, ...]:
 
 
 def _section(cls: type) -> dict[str, Any]:
-    hints, docs, defaults = typing.get_type_hints(cls, include_extras=True), _field_docs(cls), cls()
-    properties = {}
+    hints, docs = typing.get_type_hints(cls, include_extras=True), _field_docs(cls)
+    properties, needed = {}, []
     for field in dataclasses.fields(cls):
         hint = hints[field.name]
         inner = next((option for option in _options(hint) if dataclasses.is_dataclass(option)), None)
         if isinstance(inner, type):
             found = {**_section(inner), "type": ["object", "null"]}  # an empty section is YAML's null
         else:
-            found = {**_key(hint), "default": plain(getattr(defaults, field.name))}
+            found = _key(hint)
+            if field.default is not dataclasses.MISSING:
+                found["default"] = plain(field.default)
+            elif field.default_factory is not dataclasses.MISSING:
+                found["default"] = plain(field.default_factory())
+        if field.default is field.default_factory is dataclasses.MISSING:
+            needed.append(field.name)
         description = docs.get(field.name) or _text(inner.__doc__)
         properties[field.name] = {"description": description, **found}
-    return {"type": "object", "additionalProperties": False, "properties": properties}
+    found = {"type": "object", "additionalProperties": False, "properties": properties}
+    return {**found, "required": needed} if needed else found
 
 
 def plain(value: Any) -> Any:
@@ -113,6 +126,8 @@ def _leaf(hint: Any) -> dict[str, Any]:
         return found
     if hint in _TYPES:
         return {"type": _TYPES[hint]}
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return _section(hint)
     if origin is tuple and args[1:] == (Ellipsis,):
         inner = typing.get_args(args[0])
         return _pairs(inner) if typing.get_origin(args[0]) is tuple else {"type": "array", "items": _leaf(args[0])}

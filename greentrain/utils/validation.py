@@ -226,6 +226,8 @@ def _convert(hint: Any, value: Any, key: str) -> Any:
         if value is None and type(None) in typing.get_args(hint):
             return None
         options = [option for option in typing.get_args(hint) if option is not type(None)]
+        if isinstance(value, list) and any(isinstance(one, Mapping) for one in value):  # whose own mistake says more
+            options = [option for option in options if _takes(option, value)] or options
         if len(options) == 1:
             return _convert(options[0], value, key)
         for option in options:

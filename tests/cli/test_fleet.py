@@ -15,6 +15,7 @@ pytest.importorskip("prometheus_client", reason="the extra 'export' is not insta
 
 from greentrain.cli.app import app
 from greentrain.control.fleet.controller import FleetController
+from greentrain.ledger.fleet_state import FleetSample, FleetState
 from greentrain.report.cluster import Cluster
 from tests.control.fleet.fake_engine import FakeEngine
 from tests.control.fleet.test_controller import job, spec_in
@@ -75,3 +76,22 @@ def test_a_port_that_is_taken_is_a_line(tmp_path: Path, monkeypatch: pytest.Monk
         port = str(taken.getsockname()[1])
         done = CliRunner().invoke(app, ["fleet", "run", str(tmp_path / "fleet.yaml"), "--once", "--metrics-port", port])
     assert done.exit_code == 2 and f"--metrics-port {port}" in done.output, done.output
+
+
+def test_a_plan_has_what_the_fleet_left_of_its_budget(tmp_path: Path) -> None:
+    spec_in(tmp_path)
+    with (tmp_path / "fleet.yaml").open("a") as file:
+        file.write("replay_start: 2022-06-01T00:01:00Z\nbudget_kg: 20\njobs: [{name: gpt, hours: 3, deadline_h: 20}]\n")
+    words = ["fleet", "plan", str(tmp_path / "fleet.yaml"), "--declared", "--out", str(tmp_path / "plan.json")]
+
+    def budget_g() -> float:
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, done.output
+        return float(json.loads((tmp_path / "plan.json").read_text())["problem"]["budget_g"])
+
+    assert budget_g() == 20_000.0
+    state = FleetState(tmp_path / "fleet.db")
+    state.take("east")
+    state.write(samples=[FleetSample(t_s=1.0, site="here", power_w=1.0, grams=4_000.0)])
+    state.close()
+    assert budget_g() == 16_000.0

@@ -321,9 +321,7 @@ class FleetController:
                 grams, as_measured = self._grams(i, jobs, before, now_s, passed_s, g_per_kwh)
             measured = bool(there) and all(j.power_w is not None for j, _ in there)
             basis, of_grams = (Provenance.MEASURED if fine else Provenance.MODELLED for fine in (measured, as_measured))
-            cap_w = min(
-                [math.inf if site.power_cap_w is None else site.power_cap_w, *self._caps_now(site.name, events, now_s)]
-            )
+            cap_w = min([site.cap_w(now_s), *self._caps_now(site.name, events, now_s)])
             found.append(
                 FleetSample(
                     t_s=now_s, site=site.name, power_w=power_w, basis=basis.value, g_per_kwh=g_per_kwh, grams=grams,
@@ -393,9 +391,7 @@ class FleetController:
             return None
 
     def _caps_now(self, site: str, events: Sequence[SiteEvent], now_s: float) -> list[float]:
-        own = next(
-            math.inf if one.power_cap_w is None else one.power_cap_w for one in self._spec.sites if one.name == site
-        )
+        own = next(one.cap_w(now_s) for one in self._spec.sites if one.name == site)
         return [e.cap_w(own) for e in events if e.site in (None, site) and e.event.start_s <= now_s < e.event.end_s]
 
     def _caps(self, job: Known, events: Sequence[SiteEvent], now_s: float, *, at_once: bool) -> list[_Step]:
@@ -419,7 +415,7 @@ class FleetController:
             asked = min(min(1.0, e.event.share(full_w)) for e in holding)
             if asked < share:
                 share, until_s = asked, max(e.event.end_s for e in holding)
-        cap_w = min(cap_w, math.inf if there.power_cap_w is None else there.power_cap_w)
+        cap_w = min(cap_w, there.cap_w(now_s))
         if planned is None and job.name in self._refused and full_w > cap_w:  # nobody could end it
             share, until_s = min(share, cap_w / full_w), max(until_s, (now_s // S_PER_HOUR + 1) * S_PER_HOUR)
         told = _told(job)

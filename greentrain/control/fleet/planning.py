@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -12,7 +13,7 @@ from greentrain.carbon.detect import open_signal
 from greentrain.carbon.forecast import forecast_trust
 from greentrain.control.demand import PowerEvent
 from greentrain.control.fleet.engines import EngineJob, EngineView
-from greentrain.control.fleet.spec import FleetSpec, JobTerms, PoolSpec, deadline_s
+from greentrain.control.fleet.spec import DAY_S, FleetSpec, JobTerms, PoolSpec, deadline_s
 from greentrain.control.plan.planner import GridOutlook
 from greentrain.errors import CarbonSignalError, ConfigError, RunFolderError
 from greentrain.ledger.fleet_state import FleetJob
@@ -347,7 +348,8 @@ def problem(
         budget_g: What all jobs may still emit (g).
     """
     due = [_due_s(job, now_s) for job in jobs]
-    edges_s = edges(now_s, due, [_need_s(job) for job in jobs], [one.event for one in events])
+    changes = [t_s for site in spec.sites for t_s in site.changes_s(now_s, now_s + DAY_S)]
+    edges_s = edges(now_s, due, [_need_s(job) for job in jobs], [one.event for one in events], changes)
     begin = np.floor(edges_s[:-1] / S_PER_HOUR + 1e-9).astype(int) - math.floor(now_s / S_PER_HOUR)
     end = np.maximum(begin + 1, np.ceil(edges_s[1:] / S_PER_HOUR - 1e-9).astype(int) - math.floor(now_s / S_PER_HOUR))
     sites = []
@@ -356,12 +358,12 @@ def problem(
         means = np.array(
             [hours[min(a, last) : max(min(a, last) + 1, b)].mean() for a, b in zip(begin, end, strict=True)]
         )
-        own = math.inf if site.power_cap_w is None else site.power_cap_w
-        cap_w = np.full(len(begin), own)
+        own_w = [min(map(site.cap_w, (a, *site.changes_s(a, b)))) for a, b in pairwise(edges_s.tolist())]
+        cap_w = np.array(own_w)
         for one in events:
             if one.site in (None, site.name):
                 holds = (edges_s[:-1] < one.event.end_s) & (edges_s[1:] > one.event.start_s)
-                cap_w[holds] = np.minimum(cap_w[holds], one.cap_w(own))
+                cap_w[holds] = np.minimum(cap_w, [one.cap_w(cap) for cap in own_w])[holds]
         cap_w = np.maximum(0.0, cap_w - spec.idle_w(site))
         pue = np.full(len(begin), site.carbon.pue)
         sites.append(Site(name=site.name, g_per_kwh=means, power_cap_w=cap_w, pue=pue))
@@ -428,7 +430,13 @@ def _cluster_job(spec: FleetSpec, job: Known, due_s: float, now_s: float, day_g:
     )
 
 
-def edges(now_s: float, due: Sequence[float], need: Sequence[float], events: Sequence[PowerEvent]) -> Array:
+def edges(
+    now_s: float,
+    due: Sequence[float],
+    need: Sequence[float],
+    events: Sequence[PowerEvent],
+    changes: Sequence[float] = (),
+) -> Array:
     """Return edges of steps: of an hour for a day, then longer, as forecasts tell less; caps and tight deadlines stay.
 
     Args:
@@ -436,11 +444,12 @@ def edges(now_s: float, due: Sequence[float], need: Sequence[float], events: Seq
         due: Deadlines (s since the epoch, UTC).
         need: Shortest time that each job takes (s).
         events: Demand response, each end of which is an edge.
+        changes: Other times that are edges (s since the epoch, UTC).
     """
     hour, last_s = math.floor(now_s / S_PER_HOUR), max([now_s + S_PER_HOUR, *due])
     ahead = np.concatenate([np.arange(1, 25), np.arange(27, 73, 3), np.arange(78, HORIZON_H + 6, 6)])
     hours = (hour + ahead) * S_PER_HOUR
     tight = [d for d, need_s in zip(due, need, strict=True) if d - now_s - need_s < TIGHT_H * S_PER_HOUR]
-    own = [t for event in events for t in (event.start_s, event.end_s)] + tight
+    own = [t for event in events for t in (event.start_s, event.end_s)] + tight + list(changes)
     found = np.unique(np.floor(np.concatenate([hours[hours < last_s], own, [last_s]])))
     return np.concatenate([[now_s], found[(found > now_s + 1.0) & (found <= last_s)]])

@@ -5,8 +5,13 @@ greentrain:hours=6,deadline_h=24,nodes=1-4,restart=yes``, the annotation ``green
 Kubernetes, the metadata ``greentrain`` of a job of Ray; or where ``jobs`` of this file names it.
 """
 
+import csv
+import math
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -19,6 +24,8 @@ from greentrain.utils.validation import Bound, Choice, NotEmpty, build, check_fi
 
 TAG: Final = "greentrain:"
 ENGINES: Final = ("slurm", "kueue", "ray")
+DAY_S: Final = 24 * S_PER_HOUR
+_CLOCK: Final = re.compile(r"([01]\d|2[0-3]):([0-5]\d)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +105,37 @@ class JobTerms:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CapStep:
+    """A cap from a time on, until the next one."""
+
+    time: str
+    """Of each day in UTC, as ``"17:00"``, or one moment: ISO 8601 with offset."""
+    power_w: Annotated[float, Bound(0.0, 1e12)]
+    """Most that the facility may draw at its meter (W)."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "power_caps")
+        _ = self.at_s
+
+    @property
+    def is_daily(self) -> bool:
+        """Whether it is of each day."""
+        return _CLOCK.fullmatch(self.time) is not None
+
+    @property
+    def at_s(self) -> float:
+        """Seconds after midnight, or since the epoch (UTC)."""
+        if clock := _CLOCK.fullmatch(self.time):
+            return int(clock[1]) * S_PER_HOUR + int(clock[2]) * 60.0
+        if "T" not in self.time:
+            raise ConfigError(
+                f"power_caps.time is {shown(self.time)}; write a time of each day (UTC) from '00:00' to '23:59', in"
+                " quotes, or a moment such as 2026-06-01T00:00Z"
+            )
+        return moment("power_caps.time", self.time).timestamp()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SiteSpec:
     """A grid connection."""
 
@@ -105,10 +143,45 @@ class SiteSpec:
     carbon: CarbonConfig
     """As the section ``carbon`` of green.yaml: typical, trace, constant or live; its ``pue`` counts."""
     power_cap_w: Annotated[float, Bound(0.0, 1e12)] | None = None
-    """Most that the facility may draw at its meter (W); None: no cap."""
+    """Most that the facility may ever draw at its meter (W); None: no cap."""
+    power_caps: str | tuple[CapStep, ...] = ()
+    """Caps that change, in the order of their times: a list of time and power_w, or a CSV file with these columns. All
+    are of each day, or all are moments; before the first moment ``power_cap_w`` alone holds, which none passes."""
 
     def __post_init__(self) -> None:
         check_fields(self, f"site {self.name!r}")
+        steps = self.steps
+        if len({step.is_daily for step in steps}) > 1:
+            raise ConfigError(
+                f"site {self.name!r}: power_caps has times of each day and moments: write all of one kind"
+            )
+        for a, b in pairwise(steps):
+            if a.at_s >= b.at_s:
+                raise ConfigError(
+                    f"site {self.name!r}: power_caps has {b.time!r} after {a.time!r}; each time must be later than the"
+                    " one before: sort them"
+                )
+
+    @property
+    def steps(self) -> tuple[CapStep, ...]:
+        """The caps; those of a file are there once the fleet is read."""
+        return () if isinstance(self.power_caps, str) else self.power_caps
+
+    def cap_w(self, t_s: float) -> float:
+        """Return the cap at a time (s since the epoch, UTC), in W; inf: none."""
+        most_w = math.inf if self.power_cap_w is None else self.power_cap_w
+        daily = bool(self.steps) and self.steps[0].is_daily
+        at_s = t_s % DAY_S if daily else t_s
+        begun = [step.power_w for step in self.steps if step.at_s <= at_s]
+        last = begun[-1:] or [step.power_w for step in self.steps[-1:] if daily]  # since the evening before
+        return min([most_w, *last])
+
+    def changes_s(self, from_s: float, until_s: float) -> list[float]:
+        """Return when the cap changes within a time (s since the epoch, UTC), both ends left out."""
+        days = range(math.floor(from_s / DAY_S), math.ceil(until_s / DAY_S)) if self.steps else ()
+        found = {day * DAY_S + step.at_s for day in days for step in self.steps if step.is_daily}
+        found |= {step.at_s for step in self.steps if not step.is_daily}
+        return sorted(t_s for t_s in found if from_s < t_s < until_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,12 +266,14 @@ class FleetSpec:
                     f"site {site.name!r}: carbon.replay_start and carbon.speed are keys of the fleet: all sites and"
                     " jobs have one time; write them at the top of the file"
                 )
-            idle_w = self.idle_w(site)
-            if site.power_cap_w is not None and idle_w >= site.power_cap_w:
-                raise ConfigError(
-                    f"site {site.name!r}: power_cap_w is {site.power_cap_w:g}, and its idle nodes draw {idle_w:g} W at"
-                    " the meter: no job could run; raise the cap or lower pools.idle_w"
-                )
+            idle_w, named = self.idle_w(site), [("power_cap_w", site.power_cap_w)]
+            named += [(f"power_caps at {step.time}", step.power_w) for step in site.steps]
+            for what, cap_w in named:
+                if cap_w is not None and idle_w >= cap_w:
+                    raise ConfigError(
+                        f"site {site.name!r}: {what} is {cap_w:g}, and its idle nodes draw {idle_w:g} W at the"
+                        " meter: no job could run; raise the cap or lower pools.idle_w"
+                    )
         for terms in self.jobs:
             if not terms.name:
                 raise ConfigError("jobs: one has no name; say what the engine calls it")
@@ -224,9 +299,15 @@ class FleetSpec:
                 events=near(spec.events),
                 actions=near(spec.actions),
                 sites=tuple(
-                    site
-                    if site.carbon.trace_csv is None
-                    else replace(site, carbon=replace(site.carbon, trace_csv=near(site.carbon.trace_csv)))
+                    replace(
+                        site,
+                        power_caps=_caps_in(Path(near(site.power_caps)))
+                        if isinstance(site.power_caps, str)
+                        else site.steps,
+                        carbon=site.carbon
+                        if site.carbon.trace_csv is None
+                        else replace(site.carbon, trace_csv=near(site.carbon.trace_csv)),
+                    )
                     for site in spec.sites
                 ),
                 pools=tuple(
@@ -267,6 +348,23 @@ class FleetSpec:
             names = ", ".join(pool.name for pool in self.pools)
             raise ConfigError(f"job {terms.name!r}: its pools are {'+'.join(wanted)!r}; known: {names}")
         return found
+
+
+def _caps_in(path: Path) -> tuple[CapStep, ...]:
+    """Return the caps of a CSV file with the columns ``time`` and ``power_w``."""
+    try:
+        rows: Sequence[dict[str | None, Any]] = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"power_caps is {shown(str(path))}, which cannot be read: {error}") from error
+    found = []
+    for number, row in enumerate(rows, 2):
+        try:
+            if row.keys() != {"time", "power_w"}:
+                raise ConfigError(f"it has {', '.join(map(str, row))}; its columns are time,power_w")
+            found.append(CapStep(time=str(row["time"]).strip(), power_w=float(row["power_w"] or "")))
+        except (ConfigError, ValueError) as error:
+            raise ConfigError(f"power_caps is {shown(str(path))}, and in line {number} {error}") from error
+    return tuple(found)
 
 
 def deadline_s(terms: JobTerms, submit_s: float, shortest_s: float) -> float:
