@@ -35,7 +35,7 @@ def one(jobs: int, nodes: int, h: int) -> list[str]:
     problem = cluster(1, jobs=jobs, nodes=nodes, h=h)
     cold = solve(problem)
     later = replace(problem, jobs=problem.jobs[1:])
-    warm = solve(later, cold.prices.carried(problem, later))
+    warm = solve(later, cold)
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
     return [
         f"{jobs:,}", f"{8 * nodes:,}", f"{h}", f"{cold.figures['cpu_s']:.1f}", f"{warm.figures['cpu_s']:.1f}",

@@ -96,14 +96,14 @@ class ClusterNow:
     @cached_property
     def grams(self) -> Array:
         """(h,) emitted in each step, modelled: their sum is what the plan says."""
-        layout, total = Layout(self.plan.problem), np.zeros(self.plan.problem.steps)
-        for j, rows in enumerate(self.plan.rows):
-            on = np.flatnonzero(rows != OFF)
-            if on.size:
-                _, _, site, power_w = layout.of(j, rows[on])
-                plain = power_w * self.plan.problem.g_per_w[site, on]
-                total[on] += plain
-                total[on[-1]] += ended(layout, j, rows)[1] - plain.sum()  # what a last step leaves, and starts
+        problem, rows, layout = self.plan.problem, self.plan.rows, Layout(self.plan.problem)
+        (job, step), plain = np.nonzero(rows != OFF), np.zeros(rows.shape)
+        _, _, site, power_w = layout.of(job, rows[job, step])
+        plain[job, step] = power_w * problem.g_per_w[site, step]
+        total: Array = plain.sum(axis=0)
+        last = problem.steps - 1 - (rows != OFF)[:, ::-1].argmax(axis=1)
+        rest = ended(layout, np.arange(len(rows)), rows)[1] - plain.sum(axis=1)  # what a last step leaves, and starts
+        np.add.at(total, last, rest)
         return np.maximum(total, 0.0)
 
     @cached_property

@@ -69,7 +69,7 @@ def small(start_s: float = START_S, *, name: str = "llama") -> Plan:
     prices.nodes[0, :2] = 250.0
     prices.watts[0, :2] = 0.05
     layout = Layout(problem)
-    grams = sum(ended(layout, j, table[j])[1] for j in range(len(jobs)))
+    grams = float(ended(layout, np.arange(len(jobs)), table)[1].sum())
     return Plan(
         problem=problem, rows=table, prices=prices, bound_g=grams / 1.04, grams=grams, missed=("rest",), late_g=0.0
     )

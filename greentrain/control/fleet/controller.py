@@ -471,8 +471,7 @@ class FleetController:
         left_g = max(0.0, budget_g - self._state.now().emitted_g)
         hours = trusted(np.array(self._hours), self._grids.trust)
         new = problem(self._spec, self._known, view, list(hours), events, now_s, left_g)
-        warm = None if self.plan is None else self.plan.prices.carried(self.plan.problem, new)
-        self.plan = solve(new, warm)
+        self.plan = solve(new, self.plan)
         self.replan_s = time.monotonic() - begun_s
 
     def _is_planned(self, job: Known) -> bool:

@@ -135,10 +135,6 @@ class Paths:
         level = np.repeat(np.arange(levels + 1), alive)
         self._rank = np.arange(level.size) - self._base[level]
         self._level = level
-        cells = np.flatnonzero(level)
-        self._line = np.empty(cells.size, np.intp)
-        """Cells job by job, in the order of steps."""
-        self._line[np.cumsum(size)[self._rank[cells]] - level[cells]] = cells
         self._then = np.where(level > 0, self._base[level - 1] + self._rank, np.arange(level.size))
         self.step = np.minimum(self._end[self._rank] - level, steps - 1)
         self._forms()
@@ -320,42 +316,44 @@ class Paths:
     ) -> tuple[Index, Index, Array]:
         """Return (k,) cells that are on, their forms, and (n,) tokens that starts lost.
 
-        All jobs go from run to run side by side: where is the next step in which one that is off begins, and one that
-        is in a form leaves it?
+        All jobs go from step to step side by side: who is in a form stays while that is best, or it must; who is off
+        begins where that is better than to wait. Form 0 is off here.
         """
-        line, then, n = self._line, self._then, len(self.size)
-        end = np.cumsum(self.size)
-        at, place, lost = end - self.size, self._place.copy(), np.zeros(n)
-        mine = off if self._places == 1 else off[self.site[:, self._rank], np.arange(off.shape[1])]
-        begins = _Marks((off < off[:, then])[:, line], end)
-        leaves = _Marks((ahead > mine + _TIE * np.abs(mine))[:, line], end)
-        stops = leaves if self._stay is None else _Marks((last[:, then] >= 0)[:, line], end)
-        change = np.zeros(len(line) + 1, np.int16)
-        first = line[np.minimum(at, len(line) - 1)]
-        on = (self._current != OFF) & (self.size > 0)
-        on[on] = np.isfinite(cost[self._current[on], first[on]])
-        some, form, until = np.flatnonzero(on), self._current[on], (at + self._left)[on]
-        while True:
-            gone = stops.after(form, at[some], some) + 1 if self._stay is not None else until
-            to = np.where(ending[some], gone, leaves.after(form, until, some))
-            change[at[some]] += form + 1
-            np.subtract.at(change, to, form + 1)  # one job may leave where another has its end
-            at[some] = np.where(ending[some], end[some], to)
-            some = np.flatnonzero(at < end)
-            at[some] = begins.after(place[some], at[some], some)
-            some = some[at[some] < end[some]]
-            if not some.size:
-                break
-            cell = line[at[some]]
-            form = (new[:, cell] + start[place[some], :, some].T).argmin(axis=0)
-            lost[some] += self._lost[place[some], form, some]
-            place[some] = self.site[form, some] if self._places > 1 else 0
-            until = at[some] + (1 if self._stay is None else self._stay[cell])
-            if self._stay is not None:
-                ending[some] = last[form, cell] <= new[form, cell]
-        forms = np.cumsum(change[:-1], dtype=np.intp) - 1
-        runs = np.flatnonzero(forms != OFF)
-        return line[runs], forms[runs], lost
+        (f, m), stay, several, base = ahead.shape, self._stay, self._places > 1, self._base
+        mine = off[self.site[:, self._rank], np.arange(m)] if several else off
+        keep = np.zeros((f + 1, m), bool)
+        np.less_equal(ahead, mine + _TIE * np.abs(mine), out=keep[1:])
+        begin, (place, cell) = np.zeros(off.shape, np.intp), np.nonzero(off < off[:, self._then])
+        begin[place, cell] = (new[:, cell] + start[place, :, self._rank[cell]].T).argmin(axis=0) + 1
+        form, at_place = np.where((self._current != OFF) & (self.size > 0), self._current + 1, 0), self._place.copy()
+        on = np.flatnonzero(form)
+        form[on] *= np.isfinite(cost[form[on] - 1, (base[self.size] + np.arange(len(form)))[on]])
+        forms, kept, places = np.zeros(m, np.intp), np.zeros(m, bool), np.zeros(m, np.intp)
+        until, ends, over = self.size - self._left, ending & (form > 0), np.zeros(len(form), bool)
+        for level in range(len(self._alive) - 1, 0, -1):
+            n, a = self._alive[level], base[level]
+            now, cells = slice(a, a + n), np.arange(a, a + n)
+            was, stays = form[:n], keep.take(form[:n] * m + cells)
+            if stay is not None:
+                stays = np.where(was > 0, ends[:n] | (until[:n] < level) | stays, over[:n])
+            to = np.where(stays, was, begin.take(at_place[:n] * m + cells) if several else begin[0, now])
+            forms[now], kept[now] = to, stays
+            if stay is not None:
+                some = np.flatnonzero(~stays & (to > 0))
+                at, i = a + some, to[some] - 1
+                until[some] = level - stay[at]
+                ends[some] = last[i, at] <= new[i, at]
+                over[:n] |= ends[:n] & (last[to - 1, base[level - 1] + np.arange(n)] >= 0)
+                ends[:n] &= ~over[:n]
+                to = to * ~over[:n]
+            if several:
+                places[now] = at_place[:n]
+                at_place[:n] = np.where(to > 0, self.site[to - 1, np.arange(n)], at_place[:n])
+            form[:n] = to
+        fresh, runs = np.flatnonzero(~kept & (forms > 0)), np.flatnonzero(forms)
+        job = self._rank[fresh]
+        lost: Array = np.bincount(job, self._lost[places[fresh], forms[fresh] - 1, job], len(form)).astype(np.float64)
+        return runs, forms[runs] - 1, lost
 
     def _told(self, values: Array, on: Index, i: Index, gear: NDArray[np.int8], lost: Array) -> Found:
         n, h = len(self.size), self._problem.steps
@@ -373,19 +371,6 @@ class Paths:
             nodes=_summed(self.pool[i, b] * h + step, self.width[i, b], pools, h),
             watts=_summed(self.site[i, b] * h + step, self.power_w[k, i, b], sites, h),
         )
-
-
-class _Marks:
-    """Cells of some lines, (k, m), job by job and step by step, that bear a mark."""
-
-    def __init__(self, marks: NDArray[np.bool_], end: Index) -> None:
-        self._m, self._end = marks.shape[1], end
-        self._at = np.append(np.flatnonzero(marks), marks.size)
-
-    def after(self, line: Index, at: Index, job: Index) -> Index:
-        """Return the first marked cell at or after some, or the end of the job that they are of."""
-        found: Index = self._at[np.searchsorted(self._at, line * self._m + at)] - line * self._m
-        return np.minimum(found, self._end[job])
 
 
 def _summed(at: Index, values: Array, n: int, h: int) -> Array:

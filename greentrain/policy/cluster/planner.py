@@ -30,8 +30,12 @@ _SAMPLE: Final = 400
 """Jobs above which prices are first sought on a sample of as many or of a tenth."""
 _COLD: Final = 140
 """Steps of the subgradient on a sample, or on all jobs of a small problem."""
-_WARM: Final = 30
-"""On all jobs, where prices are known already."""
+_WARM: Final = 20
+"""On all jobs, where prices of nearly the same problem are known."""
+_COLD_DELTA: Final = 0.02
+"""Share of the bound by which the first target is above it."""
+_WARM_DELTA: Final = 0.0005
+"""The same where prices are known: steps towards a target that is far above are too long to better anything."""
 _LEVELS: Final = 8
 """Evaluations that close in on the prices of tokens, at fixed other prices."""
 _BATCH: Final = 96
@@ -39,7 +43,8 @@ _BATCH: Final = 96
 _TRIES: Final = (1.0, 1.03, 1.1, 1.3, 2.0, 1e4)
 """Multiples of a token's price at which a path is searched: the last takes the fastest rows."""
 _ROUNDS: Final = 12
-"""Most rounds in which pairs of jobs are searched anew; fewer where jobs times rounds are more than _MANY."""
+"""Most rounds in which pairs of jobs are searched anew; fewer where jobs times rounds are more than _PAIRS."""
+_PAIRS: Final = 600
 _RESCUED: Final = 16
 """Jobs that found no place and are searched again together with others, at most."""
 _LITTLE: Final = 1e-4
@@ -60,32 +65,34 @@ _MORE: Final = (1.0, 1.02, 1.1, 1.3, 2.0)
 """Multiples of a price of tokens that are tried for the bound: a last step that ends early asks for a little more."""
 
 
-def solve(problem: Problem, warm: Prices | None = None) -> Plan:
+def solve(problem: Problem, before: Plan | None = None) -> Plan:
     """Return a plan, with its bound.
 
     Args:
         problem: The cluster, its grids and its jobs.
-        warm: Prices to begin with, from :meth:`Prices.carried` of an earlier plan; None: from nothing.
+        before: An earlier plan of many of the same jobs, to begin with its prices and, where they miss less, its rows.
     """
-    return _planned(problem, warm, improve=True)
+    if before is None:
+        return _planned(problem, None, None, improve=True)
+    return _planned(problem, before.prices.carried(before.problem, problem), before.carried(problem), improve=True)
 
 
-def _planned(problem: Problem, warm: Prices | None, *, improve: bool) -> Plan:
+def _planned(problem: Problem, warm: Prices | None, stands: Rows | None, *, improve: bool) -> Plan:
     begun = time.process_time()
     search = _Search(problem)
     prices = search.prices(warm)
     repair = _Repair(problem, search, prices)
-    repair.place()
+    repair.place(stands)
     stopped = repair.stopped()
     if stopped:
         jobs = [replace(job, held_s=math.inf) if job.name in stopped else job for job in problem.jobs]
-        return solve(replace(problem, jobs=tuple(jobs)), prices)
+        return _planned(replace(problem, jobs=tuple(jobs)), prices, stands, improve=improve)
     if improve:
         repair.improve()
     plan = repair.plan()
     if plan.missed:
         plan = replace(plan, excuse=search.excuse(prices))
-    prices, bound_g = search.bound(prices, plan.missed)
+    prices, bound_g = search.bound(replace(prices, tokens=repair.worth), plan.missed)
     figures = {"cpu_s": time.process_time() - begun, "evaluations": search.evaluations}
     return replace(plan, prices=prices, bound_g=bound_g, figures=figures)
 
@@ -123,7 +130,7 @@ def solve_alone(g_per_kwh: Array, edges_s: Array, tokens: float, menu: Menu, *, 
     site = Site(name="grid", g_per_kwh=g_per_kwh, power_cap_w=np.full(h, np.inf), pue=np.ones(h))
     pool = Pool(name="ranks", site="grid", nodes=np.full(h, float(widest)))
     problem = Problem(edges_s=edges_s, sites=(site,), pools=(pool,), jobs=(job,))
-    return _planned(problem, None, improve=False)
+    return _planned(problem, None, None, improve=False)
 
 
 class _Search:
@@ -164,16 +171,18 @@ class _Search:
             count = max(_SAMPLE, len(able) // 10)
             some = np.sort(np.random.default_rng(0).permutation(able)[:count])
             share = self._work(some) / self._work(able)
-            start = self._ascend(start, some, share, _COLD, fresh=True)
-            return self._ascend(start, able, 1.0, _WARM, fresh=True)
-        return self._ascend(start, able, 1.0, _COLD if warm is None else _WARM, fresh=True)
+            start = self._ascend(start, some, share, _COLD, _COLD_DELTA)
+            return self._ascend(start, able, 1.0, 30, _COLD_DELTA)
+        if warm is None:
+            return self._ascend(start, able, 1.0, _COLD, _COLD_DELTA)
+        return self._ascend(start, able, 1.0, _WARM, _WARM_DELTA)
 
     def _work(self, some: NDArray[np.intp]) -> float:
         at = self.layout
         ratio = np.divide(at.nodes, at.speed, out=np.full(at.speed.shape, np.inf), where=at.speed > 0)
         return float((at.tokens * ratio.min(axis=1))[some].sum())
 
-    def _ascend(self, start: Prices, some: NDArray[np.intp], share: float, steps: int, *, fresh: bool) -> Prices:
+    def _ascend(self, start: Prices, some: NDArray[np.intp], share: float, steps: int, above: float) -> Prices:
         """Return better prices.
 
         Args:
@@ -181,7 +190,7 @@ class _Search:
             some: Jobs that count.
             share: Of the capacity that is theirs.
             steps: Evaluations.
-            fresh: Whether the prices of tokens may be far off.
+            above: Share of the bound by which the first target is above it.
         """
         problem = self.problem
         paths = Paths(self.layout, some)
@@ -191,8 +200,7 @@ class _Search:
         watts_room = np.where(limited, watts_cap, 0.0)
         nodes, watts = start.nodes.copy(), start.watts.copy()
         need, mu = self.need[some], start.tokens[some].copy()
-        if fresh:
-            mu, _, _ = levels(paths, nodes, problem.g_per_w + watts, need, mu, blocked)
+        mu, *_ = levels(paths, nodes, problem.g_per_w + watts, need, mu, blocked)
         move = np.full(len(some), 0.04)
         sign = np.zeros(len(some))
         best, best_value, delta, since = (nodes, watts, mu), -math.inf, 0.0, 0
@@ -201,7 +209,7 @@ class _Search:
             found = paths.best(nodes, problem.g_per_w + watts, mu, blocked)
             value = float((found.values + mu * need).sum() - (nodes * nodes_cap).sum() - (watts * watts_room).sum())
             self.evaluations += 1
-            delta = delta or 0.02 * abs(value)
+            delta = delta or above * abs(value)
             if value > best_value:
                 since = 0 if value > best_value + 0.1 * delta else since + 1
                 best, best_value = (nodes.copy(), watts.copy(), mu.copy()), value
@@ -242,7 +250,7 @@ class _Search:
         """
         out = set(missed)
         met = np.array([j for j, job in enumerate(self.problem.jobs) if job.name not in out], dtype=np.intp)
-        found, jobs_g, worth, size = self._parts(prices, met)
+        found, jobs_g, worth, size = self._parts(prices, met, _LEVELS // 2)
         return found, max(0.0, float(jobs_g.sum() - worth - _SAFE * (size.sum() + worth)))
 
     def excuse(self, prices: Prices) -> tuple[float, float, Prices]:
@@ -270,13 +278,13 @@ class _Search:
         )
         return max(0.0, max(left) - room), 0.0 if math.isinf(problem.budget_g) else scale, scaled
 
-    def _parts(self, prices: Prices, met: Index) -> tuple[Prices, Array, float, Array]:
+    def _parts(self, prices: Prices, met: Index, turns: int = _LEVELS) -> tuple[Prices, Array, float, Array]:
         """Return prices, of tokens as good as can be; parts of jobs, worth of the capacity, and sizes of terms."""
         problem = self.problem
         nodes, watts = _written(prices.nodes), _written(prices.watts)
         paths = Paths(self.layout, met)
         blocked, need = self._empty(paths), self.layout.tokens[met]
-        mu, _, _ = levels(paths, nodes, problem.g_per_w + watts, need, prices.tokens[met], blocked)
+        mu, *_ = levels(paths, nodes, problem.g_per_w + watts, need, prices.tokens[met], blocked, turns)
         tokens, values, jobs_g = np.zeros(len(problem.jobs)), np.zeros(len(met)), np.full(len(met), -np.inf)
         all_tried = [_written(mu * more) for more in _MORE]
         # Each job has a price of its own, and what it proves is a part of the sum.
@@ -304,14 +312,19 @@ class _Repair:
         self._layout = search.layout
         self._grams = np.zeros(n)
         self._placed = np.zeros(n, bool)
-        self._mu = prices.tokens.copy()
+        self.worth = prices.tokens.copy()
+        """(n,) of a token of each job, at the prices of nodes and watts."""
         at = self._layout
         length_s = problem.edges_s[at.windows[:, 1]] - problem.edges_s[at.windows[:, 0]]
         self._room = length_s * at.speed.max(axis=1, initial=0.0) / at.tokens
         self._held, self._priority = at.left_s > 0, at.priority
 
-    def place(self) -> None:
-        """Give every job that can be finished a path."""
+    def place(self, stands: Rows | None = None) -> None:
+        """Give every job that can be finished a path.
+
+        Args:
+            stands: (n, h) rows of an earlier plan, which are kept where jobs would find no place without.
+        """
         search, problem = self._search, self._problem
         able = search.able
         if not len(able):
@@ -319,21 +332,23 @@ class _Repair:
         paths = Paths(self._layout, able)
         blocked = search._empty(paths)
         g_per_w = problem.g_per_w + self._prices.watts
-        mu, self._parts, high = levels(
+        self.worth[able], _, rows, fine = levels(
             paths, self._prices.nodes, g_per_w, search.need[able], self._prices.tokens[able], blocked
         )
-        self._mu[able] = mu
-        found = paths.best(self._prices.nodes, g_per_w, high, blocked)
-        rows, fine = found.rows(), found.tokens >= search.need[able]
-        found_rows = {j: ended(self._layout, j, rows[i]) for i, j in enumerate(able.tolist()) if fine[i]}
+        found = self._cut(able[fine], rows[fine])
+        kept = {} if stands is None else self._cut(able, stands[able])
         first: NDArray[np.float64] = np.zeros(len(problem.jobs))
+        alike = np.ptp(self._priority[able]) == 0
         best: tuple[float, Rows] | None = None
         turns = max(_TURNS, min(10 * _TURNS, _MANY // len(able)))
         for turn in range(turns):
-            rank = -self._priority if turn == 1 else first
-            missed = self._insert(
-                able[np.lexsort((self._room[able], rank[able], ~self._held[able]))].tolist(), found_rows
-            )
+            rank, these = first, found
+            if turn == 1 and kept:
+                rank, these = np.zeros(len(problem.jobs)), {**found, **kept}
+                rank[list(kept)] = -1.0
+            elif turn == (2 if kept else 1) and not alike:
+                rank = -self._priority
+            missed = self._insert(able[np.lexsort((self._room[able], rank[able], ~self._held[able]))].tolist(), these)
             weight = float(self._priority[missed].sum())
             if best is None or weight < best[0]:
                 best = weight, self.rows.copy()
@@ -345,6 +360,12 @@ class _Repair:
         for j in able.tolist():
             if (best[1][j] != OFF).any():
                 self._take(j, best[1][j])
+
+    def _cut(self, some: Index, rows: Rows) -> dict[int, tuple[Rows, float]]:
+        """Return of jobs that do their tokens in rows (n, h) the rows until their ends, with their grams."""
+        cut, grams, tokens = ended(self._layout, some, rows)
+        fine = np.flatnonzero(tokens >= self._search.need[some])
+        return {int(some[i]): (cut[i], float(grams[i])) for i in fine}
 
     def stopped(self) -> set[str]:
         """Return the jobs that had to stay in their form, and cannot: their shortest stay is waived."""
@@ -375,7 +396,7 @@ class _Repair:
         for a in range(0, len(left), batch):
             some = left[a : a + batch]
             paths = Paths(self._layout, np.repeat(some, len(_TRIES)))
-            mu = np.outer(self._mu[some], _TRIES).ravel()
+            mu = np.outer(self.worth[some], _TRIES).ravel()
             found = paths.best(
                 self._prices.nodes,
                 self._problem.g_per_w + self._prices.watts,
@@ -403,7 +424,7 @@ class _Repair:
             some = rng.permutation(np.flatnonzero(near))[:_BATCH]
             self._again(np.stack([np.full(len(some), j), some], axis=1))
         placed = np.flatnonzero(self._placed)
-        for turn in range(1 + max(1, min(_ROUNDS, _MANY // max(1, len(placed))))):
+        for turn in range(1 + max(1, min(_ROUNDS, _PAIRS // max(1, len(placed))))):
             was = self._grams.sum()
             for a in range(0, len(placed), 2 * _BATCH):
                 some = placed[a : a + 2 * _BATCH]
@@ -427,14 +448,12 @@ class _Repair:
             paths, need, share = Paths(self._layout, some), self._search.need[some], 0.0 if turn == k else _PAIR
             nodes, g_per_w = share * self._prices.nodes, problem.g_per_w + share * self._prices.watts
             blocked = paths.blocked(self._nodes, self._watts, own)
-            _, _, high = levels(paths, nodes, g_per_w, need, self._mu[some], blocked, 6)
-            found = paths.best(nodes, g_per_w, high, blocked)
-            cut = [ended(self._layout, j, rows) for j, rows in zip(some.tolist(), found.rows(), strict=True)]
-            rows = np.array([rows for rows, _ in cut])
-            fine = (found.tokens >= need) & ~self._leaves(some, rows)
-            now += np.where(fine, [grams for _, grams in cut], np.inf)
+            *_, rows, fine = levels(paths, nodes, g_per_w, need, self.worth[some], blocked, 6)
+            rows, grams, _ = ended(self._layout, some, rows)
+            fine &= ~self._leaves(some, rows)
+            now += np.where(fine, grams, np.inf)
             self._use(own, some, rows, -1.0)
-            all_found.append(cut)
+            all_found.append((rows, grams))
         for i in np.argsort(now - was, kind="stable").tolist():
             some = groups[i].tolist()
             old = [(j, self.rows[j].copy(), float(self._grams[j])) for j in some if self._placed[j]]
@@ -442,11 +461,12 @@ class _Repair:
             if now[i] < before * (1 - 1e-9):
                 for j in some:
                     self._leave(j)
-                if not all(self._take(j, *cut[i]) for j, cut in zip(some, all_found, strict=True)):
+                new = zip(some, all_found, strict=True)
+                if not all(self._take(j, cut[i], float(emitted[i])) for j, (cut, emitted) in new):
                     for j in some:
                         self._leave(j)
-                    for j, rows, grams in old:
-                        self._put(j, rows, grams)
+                    for j, path, emits in old:
+                        self._put(j, path, emits)
 
     def _use(self, own: tuple[Array, Array], some: Index, rows: Rows, sign: float) -> None:
         """Add nodes and watts of rows (n, h) of jobs (n,) to (n, p, h) and (n, s, h)."""
@@ -458,7 +478,8 @@ class _Repair:
     def _take(self, j: int, rows: Rows, grams: float | None = None) -> bool:
         """Give a job a path, if it fits; with the grams of one that is cut to its end already."""
         if grams is None:
-            rows, grams = ended(self._layout, j, rows)
+            cut, emitted, _ = ended(self._layout, np.array([j]), rows[None])
+            rows, grams = cut[0], float(emitted[0])
         step = np.flatnonzero(rows != OFF)
         pool, nodes, site, power_w = self._layout.of(j, rows[step])
         if (self._nodes[pool, step] < nodes).any() or (self._watts[site, step] < power_w).any():
@@ -494,7 +515,7 @@ class _Repair:
         late = np.flatnonzero(~met).tolist()
         for j in sorted(late, key=lambda j: (-self._priority[j], self._room[j], j)):
             paths = Paths(self._layout, [j], late=True)
-            fast = np.array([1e4 * max(self._mu[j], 1e-9)])
+            fast = np.array([1e4 * max(self.worth[j], 1e-9)])
             found = paths.best(
                 np.zeros_like(self._nodes), problem.g_per_w, fast, paths.blocked(self._nodes, self._watts)
             )
@@ -512,37 +533,40 @@ class _Repair:
         )
 
 
-def ended(at: Layout, j: int, rows: Rows) -> tuple[Rows, float]:
-    """Return the rows of a job until its tokens are done, and what they emit (g).
+def ended(at: Layout, jobs: Index, rows: Rows) -> tuple[Rows, Array, Array]:
+    """Return the rows of jobs until their tokens are done, what they emit (g), and the tokens done then.
 
     Args:
         at: The jobs of the problem.
-        j: Index of the job.
-        rows: (h,) rows; OFF: none.
+        jobs: (n,) indices of jobs.
+        rows: (n, h) rows; OFF: none.
     """
-    step = np.flatnonzero(rows != OFF)
-    if not step.size:
-        return rows, 0.0
-    problem, row = at.problem, rows[step]
-    pool, nodes, site, power_w = at.of(j, row)
-    g_per_w, length_s, speed = problem.g_per_w[site, step], problem.length_s[step], at.speed[j, row]
-    done, grams = speed * length_s, power_w * g_per_w
-    fresh, before = np.ones(step.size, bool), np.append(at.place[j], site[:-1])
-    fresh[1:] = (np.diff(step) > 1) | (np.diff(pool) != 0) | (np.diff(nodes) != 0)
-    if step[0] == 0 and at.current[j] != OFF:
-        was, width, *_ = at.of(j, at.current[j])
-        fresh[0] = (pool[0], nodes[0]) != (was, width)
-    away = (before != site) & (before < len(problem.sites))
-    done -= fresh * at.fastest[j, row] * (at.switch_s[j] + away * at.move_s[j])
-    grams += fresh * (at.switch_g[j] + away * at.move_g[j])
-    total = np.cumsum(done)
-    enough = np.flatnonzero(total >= at.tokens[j] * (1 - DONE))
-    last = int(enough[0]) if enough.size else len(total) - 1
-    surplus = max(0.0, float(total[last] - at.tokens[j]))
-    grams[last] -= surplus / max(speed[last], 1e-300) * power_w[last] * g_per_w[last] / length_s[last]
-    out = rows.copy()
-    out[step[last] + 1 :] = OFF
-    return out, float(grams[: last + 1].sum())
+    problem, on, job = at.problem, rows != OFF, jobs[:, None]
+    row, step = np.where(on, rows, 0), np.arange(rows.shape[1])
+    pool, nodes, site, power_w = at.of(job, row)
+    g_per_w, length_s, speed = problem.g_per_w[site, step], problem.length_s, at.speed[job, row]
+    done, grams = on * speed * length_s, on * power_w * g_per_w
+    last_on = np.maximum.accumulate(np.where(on, step, -1), axis=1)
+    before = np.take_along_axis(site, np.maximum(last_on[:, :-1], 0), axis=1)
+    before = np.hstack([at.place[job], np.where(last_on[:, :-1] < 0, at.place[job], before)])
+    fresh = on.copy()
+    fresh[:, 1:] &= ~on[:, :-1] | (np.diff(pool) != 0) | (np.diff(nodes) != 0)
+    was, width, *_ = at.of(jobs, at.current[jobs])
+    fresh[:, 0] &= (at.current[jobs] == OFF) | (pool[:, 0] != was) | (nodes[:, 0] != width)
+    i, t = np.nonzero(fresh)
+    j, away = jobs[i], (before[i, t] != site[i, t]) & (before[i, t] < len(problem.sites))
+    done[i, t] -= at.fastest[j, rows[i, t]] * (at.switch_s[j] + away * at.move_s[j])
+    grams[i, t] += at.switch_g[j] + away * at.move_g[j]
+    total = np.cumsum(done, axis=1)
+    enough = on & (total >= at.tokens[job] * (1 - DONE))
+    last = np.where(enough.any(axis=1), enough.argmax(axis=1), last_on[:, -1])
+    i = np.flatnonzero(last >= 0)
+    end = i, last[i]
+    surplus = np.maximum(0.0, total[end] - at.tokens[jobs[i]])
+    grams[end] -= surplus / np.maximum(speed[end], 1e-300) * power_w[end] * g_per_w[end] / length_s[last[i]]
+    after = step > last[:, None]
+    done = np.where(last < 0, 0.0, np.take_along_axis(total, np.maximum(last, 0)[:, None], axis=1)[:, 0])
+    return np.where(after, OFF, rows), np.where(after, 0.0, grams).sum(axis=1), done
 
 
 def levels(
@@ -553,7 +577,7 @@ def levels(
     mu: Array,
     blocked: list[NDArray[np.intp]],
     turns: int = _LEVELS,
-) -> tuple[Array, Array, Array]:
+) -> tuple[Array, Array, Rows, NDArray[np.bool_]]:
     """Return for each job the price of a token at which its part of the bound is highest, and that part.
 
     Args:
@@ -566,12 +590,13 @@ def levels(
         turns: Evaluations.
 
     Returns:
-        (n,) prices; (n,) parts of the bound (g); (n,) a price at which the job does its tokens, or the last tried.
+        (n,) prices; (n,) parts of the bound (g); (n, h) rows at the lowest price tried at which a job does its tokens;
+        (n,) whether there is one.
     """
     n = len(mu)
-    low, high = np.zeros((3, n)), np.full((3, n), np.nan)  # price, tokens, cost
-    low[0], low_known, high_known = 0.0, np.zeros(n, bool), np.zeros(n, bool)
-    best, best_mu = np.full(n, -np.inf), mu.copy()
+    low, high = np.zeros((3, n)), np.zeros((3, n))  # price, tokens, cost
+    low_known, high_known = np.zeros(n, bool), np.zeros(n, bool)
+    best, best_mu, rows = np.full(n, -np.inf), mu.copy(), np.full((n, nodes.shape[1]), OFF, np.int64)
     reach = np.full(n, 1.05)
     for _ in range(turns):
         found = paths.best(nodes, g_per_w, mu, blocked)
@@ -581,7 +606,8 @@ def levels(
         best, best_mu = np.where(better, part, best), np.where(better, mu, best_mu)
         enough = found.tokens >= need
         line = np.stack([mu, found.tokens, cost])
-        high = np.where(enough & (~high_known | (mu < high[0])), line, high)
+        lower = enough & (~high_known | (mu < high[0]))
+        high, rows = np.where(lower, line, high), np.where(lower[:, None], found.rows(), rows)
         high_known |= enough
         low = np.where(~enough & (~low_known | (mu > low[0])), line, low)
         low_known |= ~enough
@@ -591,7 +617,7 @@ def levels(
         inside = both & (cross > low[0]) & (cross < high[0])
         reach = reach**2
         mu = np.where(inside, cross, np.where(both, (low[0] + high[0]) / 2, np.where(enough, mu / reach, mu * reach)))
-    return best_mu, best, np.where(high_known, high[0], mu)
+    return best_mu, best, rows, high_known
 
 
 def _written(prices: Array) -> Array:

@@ -363,6 +363,21 @@ class Plan:
         row = int(self.rows[index, step]) if 0 <= step < self.problem.steps else OFF
         return None if row == OFF else self.problem.jobs[index].rows[row]
 
+    def carried(self, new: Problem) -> Rows:
+        """Return (n, h) rows for another problem, by the names of jobs and by time, within their windows.
+
+        Args:
+            new: Problem after an event. A job that is new in it, or whose rows are others, has none.
+        """
+        old, middle_s = self.problem, (new.edges_s[1:] + new.edges_s[:-1]) / 2
+        at = np.searchsorted(old.edges_s, middle_s, side="right") - 1
+        known, found = (at >= 0) & (at < old.steps), np.full((len(new.jobs), new.steps), OFF, np.int64)
+        for i, job in enumerate(new.jobs):
+            j, (first, end) = old.job_index.get(job.name), new.window(job)
+            if j is not None and old.jobs[j].rows == job.rows:
+                found[i, first:end] = np.where(known, self.rows[j, np.clip(at, 0, old.steps - 1)], OFF)[first:end]
+        return found
+
     def used_nodes(self) -> Array:
         """Return (p, h) nodes in use."""
         return self._used()[0]

@@ -48,8 +48,7 @@ class Planned:
         seen = (view.job.tobytes(), view.gpus.tobytes(), view.cap_w[:, 0].tobytes())
         if self._plan is None or seen != self._seen or self._news(view):
             problem = self.problem(view)
-            warm = None if self._plan is None else self._plan.prices.carried(self._plan.problem, problem)
-            self._plan, self._seen, self._told = solve(problem, warm), seen, (view.t_s, view.g_per_kwh)
+            self._plan, self._seen, self._told = solve(problem, self._plan), seen, (view.t_s, view.g_per_kwh)
             self.plans += 1
         return self._choice(view, self._plan)
 

@@ -98,11 +98,20 @@ def test_a_warm_start_is_as_good() -> None:
     problem = cluster(5, jobs=40, nodes=30, h=48, mean_h=6)
     cold = solve(problem)
     later = replace(problem, jobs=problem.jobs[1:])  # one has ended
-    warm = checked(solve(later, cold.prices.carried(problem, later)))
+    warm = checked(solve(later, cold))
     again = solve(later)
     assert len(warm.missed) <= len(again.missed)
     assert warm.bound_g >= again.bound_g * 0.99
     assert warm.figures["evaluations"] < cold.figures["evaluations"]
+
+
+def test_deadlines_that_the_plan_before_met_are_not_missed_by_a_new_forecast() -> None:
+    problem = cluster(48, jobs=24, nodes=14, h=24, mean_h=4, load=0.9)
+    before = solve(problem)
+    sites = tuple(replace(site, g_per_kwh=np.roll(site.g_per_kwh, 6)) for site in problem.sites)
+    plan = checked(solve(replace(problem, sites=sites), before))
+    weight = {job.name: job.priority for job in problem.jobs}
+    assert 0 < sum(weight[name] for name in plan.missed) <= sum(weight[name] for name in before.missed)
 
 
 def test_who_finds_no_place_is_searched_again_with_those_that_may_move_for_it() -> None:

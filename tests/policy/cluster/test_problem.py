@@ -102,3 +102,18 @@ def test_prices_are_carried_by_name_and_time() -> None:
     assert found.nodes.tolist() == [[1.0, 1.0, 3.0, 4.0, 0.0]]
     assert found.watts[0] == pytest.approx([0.1, 0.1, 0.3, 0.4, 0.0])
     assert found.tokens.tolist() == [6.0, 0.0]
+
+
+def test_rows_are_carried_by_name_and_time_into_windows_and_only_of_the_same_rows() -> None:
+    old, other = small(), small().jobs[1]
+    rows = np.array([[0, 0, OFF, 1], [OFF, 1, 0, OFF]])
+    plan = Plan(problem=old, rows=rows, prices=Prices.zero(old), bound_g=0.0, grams=0.0)
+    jobs = (
+        replace(other, release_s=1.5 * 3600, deadline_s=3 * 3600.0),
+        replace(other, name="new"),
+        replace(old.jobs[0], rows=other.rows[:1], current=None),
+        replace(old.jobs[0], release_s=0.0, deadline_s=5 * 3600.0),
+    )
+    new = replace(small(5), edges_s=np.array([1, 1.5, 2, 3, 4, 5]) * 3600.0, jobs=jobs[:3])
+    assert plan.carried(new).tolist() == [[OFF, 1, 0, OFF, OFF], [OFF] * 5, [OFF] * 5]
+    assert plan.carried(replace(new, jobs=jobs[3:])).tolist() == [[0, 0, OFF, 1, OFF]]
