@@ -30,8 +30,9 @@ from benchmarks.marks import facts, put
 from benchmarks.metering import machine
 from greentrain.fpga_backend.csim.build import build
 from greentrain.fpga_backend.csim.card import CsimCard
-from greentrain.fpga_backend.csim.kernels import ACTIVATIONS, ROWS, WEIGHTS
+from greentrain.fpga_backend.csim.kernels import STREAMS, WORK
 from greentrain.fpga_backend.csim.launches import BYTES, beats
+from greentrain.fpga_backend.csim.layout import tiled
 from greentrain.fpga_backend.errors import DeviceError
 from greentrain.fpga_backend.xrt.device import XrtDevice
 from greentrain.testing.xrt_noop import noop_device
@@ -163,19 +164,21 @@ def gmac_per_s(
     card = CsimCard(library if library is not None else build())
     rng = np.random.default_rng(0)
     wide = BYTES * beats(inner, BYTES)
-    q = card.allocate(rows * wide, ROWS.bank)
-    qs = card.allocate(4 * rows, ROWS.bank)
-    w = card.allocate(outputs * wide, WEIGHTS.bank)
-    ws = card.allocate(BYTES * beats(outputs), WEIGHTS.bank)
-    y = card.allocate(rows * BYTES * beats(outputs), ACTIVATIONS.bank)
-    for buffer, count in ((q, rows * wide), (w, outputs * wide)):
-        card.write(buffer, rng.integers(-127, 128, count).astype(np.int8))
+    q = card.allocate(rows * wide, WORK.bank)
+    qs = card.allocate(BYTES * beats(rows), WORK.bank)
+    parts = tiled(rng.integers(-127, 128, (outputs, wide)).astype(np.int8))
+    w = [card.allocate(part.nbytes, region.bank) for part, region in zip(parts, STREAMS, strict=True)]
+    ws = card.allocate(BYTES * beats(outputs), WORK.bank)
+    y = card.allocate(rows * BYTES * beats(outputs), WORK.bank)
+    card.write(q, rng.integers(-127, 128, rows * wide).astype(np.int8))
+    for buffer, part in zip(w, parts, strict=True):
+        card.write(buffer, part)
     for buffer in (qs, ws):
         card.write(buffer, np.ones(buffer.nbytes // 4, dtype=np.float32))
     took_s = []
     for _ in range(repeats):
         begun_s = time.perf_counter()
-        card.launch("gt_gemm", (q, qs, w, ws, ws, y, rows, wide // BYTES, outputs, 0, 1))
+        card.launch("gt_gemm", (q, qs, *w, ws, ws, y, rows, wide // BYTES, outputs, 0, 1))
         took_s.append(time.perf_counter() - begun_s)
     card.close()
     return rows * outputs * inner / min(took_s) / 1e9

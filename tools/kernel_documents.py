@@ -17,6 +17,23 @@ SCALAR_STRIDE = 8
 FOLDER = Path(__file__).resolve().parents[1] / "fpga_backend" / "hls"
 PLATFORM = "xilinx_u55c_gen3x16_xdma_3_202210_1"
 """The shell of the Alveo U55C: docs.amd.com, UG1120; 2026-11-21."""
+CLOCK_HZ = 250_000_000
+"""Asked of v++ (``[clock] freqHz``, UG1393); the clock assumed in ``devices.toml``. No tool has confirmed it."""
+SLRS = {
+    "gt_gemm": "",
+    "gt_embed": "SLR0",
+    "gt_quantise": "SLR0",
+    "gt_norm": "SLR0",
+    "gt_gate": "SLR1",
+    "gt_pool": "SLR1",
+    "gt_attention": "SLR2",
+    "gt_rotary": "SLR2",
+    "gt_score": "SLR2",
+    "gt_logprob": "SLR2",
+}
+"""Floorplan, calculated from DSPs and never placed: a third of the device's 9,024 lies in each SLR (DS978), an array of
+gt_gemm takes 2,048 of them, both of gt_attention 1,024. So gt_gemm has no SLR of its own: its ports and first array
+stay beside the HBM in SLR0, and floorplan.tcl asks for its second array in SLR1."""
 WRITTEN = "Written by tools.kernel_documents from csim/kernels.py; do not change by hand."
 
 
@@ -68,10 +85,16 @@ def link_config() -> str:
         f"# {WRITTEN}",
         "# Never used to build a bitstream by this project.",
         f"platform={PLATFORM}",
+        "[clock]",
+        *(f"freqHz={CLOCK_HZ}:{kernel.name}_1" for kernel in KERNELS),
+        "[vivado]",
+        "prop=run.impl_1.STEPS.OPT_DESIGN.TCL.POST=floorplan.tcl",
         "[connectivity]",
     ]
     for kernel in KERNELS:
         lines.append(f"nk={kernel.name}:1:{kernel.name}_1")
+        if slr := SLRS[kernel.name]:
+            lines.append(f"slr={kernel.name}_1:{slr}")
         lines += [
             f"sp={kernel.name}_1.{argument.name}:{argument.region.tag}"
             for argument in kernel.arguments

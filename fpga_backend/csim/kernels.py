@@ -18,6 +18,32 @@ DType = Literal["int8", "int16", "int32", "float32", "float64"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Array:
+    """Shape of the systolic arrays in a kernel (``rtl/gt_tile.v``)."""
+
+    rows: int
+    columns: int
+    arrays: int = 1
+    """How many take the same rows, each its own columns."""
+
+    @property
+    def outputs(self) -> int:
+        """Columns of all of them."""
+        return self.arrays * self.columns
+
+    @property
+    def macs(self) -> int:
+        """Products a clock."""
+        return self.rows * self.outputs
+
+
+GEMM = Array(rows=64, columns=64, arrays=2)
+"""``ROWS``, ``COLUMNS`` and ``ARRAYS`` of ``hls/gemm.cpp``."""
+ATTENTION = Array(rows=32, columns=32)
+"""``QUERIES`` and ``KEYS`` of ``hls/attention.cpp``, which has two: of queries and keys, of weights and values."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRegion:
     """Banks of the card's memory that one kind of data lies in: number ``bank`` in :meth:`Card.allocate`."""
 
@@ -33,13 +59,14 @@ class MemoryRegion:
         return f"HBM[{self.first}]" if self.first == self.last else f"HBM[{self.first}:{self.last}]"
 
 
-ACTIVATIONS = MemoryRegion(bank=0, name="activations", first=0, last=7)
-ROWS = MemoryRegion(bank=1, name="rows", first=8, last=9)
-WEIGHTS = MemoryRegion(bank=2, name="weights", first=10, last=30)
-TABLES = MemoryRegion(bank=3, name="tables", first=31, last=31)
-REGIONS = (ACTIVATIONS, ROWS, WEIGHTS, TABLES)
-"""A port reaches every bank of its region, so that what one kernel wrote can be read by each other. The card has 32
-pseudo channels of 512 MB: UG1393, "HBM Configuration and Use"; 2026-11-21."""
+WORK = MemoryRegion(bank=0, name="work", first=0, last=11)
+STREAMS = tuple(
+    MemoryRegion(bank=1 + i, name=f"weights {i}", first=12 + 5 * i, last=16 + 5 * i) for i in range(2 * GEMM.arrays)
+)
+REGIONS = (WORK, *STREAMS)
+"""A port reaches every bank of its region, so that what one kernel wrote can be read by each other. The weights of
+products lie in four regions with a port each; all else in the first. The card has 32 pseudo channels of 512 MB: UG1393,
+"HBM Configuration and Use"; 2026-11-21."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +107,9 @@ def _kernel(name: str, *pointers: tuple[Argument, ...], scalars: str) -> KernelS
     return KernelSpec(name=name, arguments=(*itertools.chain(*pointers), *ints))
 
 
-def _in(names: str, dtype: DType, region: MemoryRegion, bundle: int, *, written: bool = False) -> tuple[Argument, ...]:
+def _in(
+    names: str, dtype: DType, region: MemoryRegion = WORK, bundle: int = 0, *, written: bool = False
+) -> tuple[Argument, ...]:
     """Return the pointers of these names, which share type, region and port."""
     port = f"gmem{bundle}"
     return tuple(
@@ -94,91 +123,84 @@ _out = functools.partial(_in, written=True)
 KERNELS = (
     _kernel(
         "gt_embed",
-        _in("q", "int16", WEIGHTS, 0),
-        _in("s", "float32", WEIGHTS, 0),
-        _in("index", "int32", TABLES, 1),
-        _out("y", "float32", ACTIVATIONS, 2),
+        _in("q", "int16"),
+        _in("s", "float32"),
+        _in("index", "int32"),
+        _out("y", "float32"),
         scalars="rows width offset",
     ),
     _kernel(
-        "gt_add",
-        _in("x z", "float32", ACTIVATIONS, 0),
-        _out("y", "float32", ACTIVATIONS, 0),
-        scalars="rows x_stride x_start z_stride z_start width",
-    ),
-    _kernel(
         "gt_norm",
-        _in("x", "float32", ACTIVATIONS, 0),
-        _in("g b", "float32", WEIGHTS, 1),
-        _out("y", "float32", ACTIVATIONS, 0),
+        _in("x g b", "float32"),
+        _out("y", "float32"),
         scalars="rows x_stride x_start width layer biased eps groups",
     ),
     _kernel(
         "gt_quantise",
-        _in("x", "float32", ACTIVATIONS, 0),
-        _in("index", "int32", TABLES, 1),
-        _out("q", "int8", ROWS, 2),
-        _out("s", "float32", ROWS, 2),
+        _in("x", "float32"),
+        _in("index", "int32"),
+        _out("q", "int8"),
+        _out("s", "float32"),
         scalars="rows x_stride x_start width groups indexed first digits",
     ),
     _kernel(
         "gt_gemm",
-        _in("q", "int8", ROWS, 0),
-        _in("qs", "float32", ROWS, 1),
-        _in("w", "int8", WEIGHTS, 2),
-        _in("ws b", "float32", WEIGHTS, 3),
-        _out("y", "float32", ACTIVATIONS, 4),
+        _in("q", "int8"),
+        _in("qs", "float32", WORK, 5),
+        *(_in(f"w{i}", "int8", region, 1 + i) for i, region in enumerate(STREAMS)),
+        _in("ws b", "float32", WORK, 5),
+        _out("y", "float32"),
         scalars="rows inner_beats outputs biased digits",
     ),
     _kernel(
         "gt_gate",
-        _in("x up", "float32", ACTIVATIONS, 0),
-        _in("table", "int32", TABLES, 1),
-        _out("y", "float32", ACTIVATIONS, 0),
+        _in("x up", "float32"),
+        _in("table", "int32"),
+        _out("y", "float32"),
         scalars="rows x_stride x_start up_stride up_start width kind gated",
     ),
     _kernel(
         "gt_rotary",
-        _in("x", "float32", ACTIVATIONS, 0),
-        _in("cos sin", "float32", WEIGHTS, 1),
-        _in("positions", "int32", TABLES, 2),
-        _out("y", "float32", ACTIVATIONS, 0),
+        _in("x cos sin", "float32"),
+        _in("positions", "int32"),
+        _out("y", "float32"),
         scalars="rows x_stride x_start heads half",
     ),
     _kernel(
         "gt_attention",
-        _in("q", "int8", ROWS, 0),
-        _in("qs", "float32", ROWS, 0),
-        _in("k", "int8", ROWS, 1),
-        _in("ks", "float32", ROWS, 1),
-        _in("v", "int8", ROWS, 2),
-        _in("vs", "float32", ROWS, 2),
-        _in("exp2 segments", "int32", TABLES, 3),
-        _out("y", "float32", ACTIVATIONS, 4),
+        _in("q", "int8"),
+        _in("qs", "float32"),
+        _in("k", "int8"),
+        _in("ks", "float32"),
+        _in("v", "int8", WORK, 1),
+        _in("vs", "float32"),
+        _in("exp2 segments", "int32"),
+        _out("y", "float32"),
         scalars="segment_count heads kv_heads key_beats value_beats value_width scale causal window softcap",
     ),
     _kernel(
         "gt_pool",
-        _in("x", "float32", ACTIVATIONS, 0),
-        _in("segments", "int32", TABLES, 1),
-        _out("y", "float32", ACTIVATIONS, 0),
+        _in("x", "float32"),
+        _in("segments", "int32"),
+        _out("y", "float32"),
         scalars="sequences x_stride x_start width how",
     ),
     _kernel(
         "gt_score",
-        _in("x", "float32", ACTIVATIONS, 0),
-        _in("w", "int16", WEIGHTS, 1),
-        _in("ws b", "float32", WEIGHTS, 1),
-        _out("y", "float32", ACTIVATIONS, 0),
+        _in("x", "float32"),
+        _in("w", "int16"),
+        _in("ws b", "float32"),
+        _out("y", "float32"),
         scalars="rows x_stride x_start width labels biased",
     ),
     _kernel(
         "gt_logprob",
-        _in("logits", "float32", ACTIVATIONS, 0),
-        _in("ids exp2", "int32", TABLES, 1),
-        _in("ln", "float64", TABLES, 1),
-        _out("y", "float32", ACTIVATIONS, 0),
+        _in("logits", "float32"),
+        _in("ids exp2", "int32"),
+        _in("ln", "float64"),
+        _out("y", "float32"),
         scalars="rows vocabulary first",
     ),
 )
-"""All kernels of the card, in the order in which a program first needs them."""
+"""All kernels of the card, in the order in which a program first needs them. Each has one port of 512 bits, but the
+product (six) and attention (two): 16 of the HBM's 32, which leaves room for a second unit of both."""

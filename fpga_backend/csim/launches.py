@@ -6,7 +6,7 @@
                         row lie one behind the other
 ``logits``              a chunk of rows of the log-probability head
 ``logprobs``            its results
-``weights:name``        a tensor of the artifact
+``weights:name``        a tensor of the artifact; a product's as ``name0`` to ``name3`` (``layout.tiled``)
 ``table:name``          exp2, ln, or an activation's table
 ``index:name``          of the batch: ids, positions, types, segments, sequences, target_rows, target_ids
 ======================= ===========================================================================================
@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from greentrain.fpga_backend import contract
 from greentrain.fpga_backend import program as ir
+from greentrain.fpga_backend.csim.kernels import STREAMS
 from greentrain.fpga_backend.errors import ArtifactError
 from greentrain.fpga_backend.program import digits, read_by, widths
 
@@ -220,6 +221,7 @@ BYTES = 64
 _INDEX = {"token": "index:ids", "position": "index:positions", "type": "index:types"}
 _POOLS = {"first": 0, "last": 1, "mean": 2}
 _KINDS = {"tanh": 1, "relu": 2}
+_SUM = 3
 
 
 class Count(Enum):
@@ -274,7 +276,8 @@ class _LaunchMaker:
                 yield Launch("gt_embed", (*weights, _INDEX[op.index], out, Count.ROWS, op.width, op.offset))
             case ir.Add():
                 x, z = self.where(op.x), self.where(op.y)
-                yield Launch("gt_add", (x[0], z[0], out, self.rows(op.x), *x[1:], *z[1:], op.x.width))
+                summed = (*x[1:], *z[1:], op.x.width, _SUM, 0)
+                yield Launch("gt_gate", (x[0], z[0], "table:exp2", out, self.rows(op.x), *summed))
             case ir.Norm():
                 x, gain = self.where(op.x), f"weights:{op.weight}.g"
                 bias = f"weights:{op.weight}.b" if op.bias else gain
@@ -301,9 +304,11 @@ class _LaunchMaker:
                 x, row = self.where(op.x), _POOLS[op.how]
                 yield Launch("gt_pool", (x[0], "index:sequences", out, Count.SEQUENCES, *x[1:], op.x.width, row))
             case ir.Score():
-                x, product = self.where(op.x), _product(op.weight, op.bias)
+                x, scales = self.where(op.x), _scales(op.weight, op.bias)
                 sizes = (op.x.width, op.labels, int(op.bias))
-                yield Launch("gt_score", (x[0], *product, out, Count.SEQUENCES, *x[1:], *sizes))
+                yield Launch(
+                    "gt_score", (x[0], f"weights:{op.weight}.q", *scales, out, Count.SEQUENCES, *x[1:], *sizes)
+                )
 
     def attention(self, op: ir.Attention, out: str) -> Iterator[Launch]:
         for i, (columns, heads) in enumerate(((op.q, op.heads), (op.k, op.kv_heads), (op.v, op.kv_heads))):
@@ -323,7 +328,7 @@ class _LaunchMaker:
         yield Launch("gt_logprob", (*buffers, Count.CHUNK, op.vocabulary, Count.FIRST), by_chunk=True)
 
     def gemm(self, op: ir.Linear | ir.LogProb, out: str, rows: Count) -> Launch:
-        weights = _product(op.weight, op.bias)
+        weights = (*(f"weights:{op.weight}.q{i}" for i in range(len(STREAMS))), *_scales(op.weight, op.bias))
         sizes = (beats(op.x.width, BYTES), op.outputs, int(op.bias), digits(op))
         return Launch("gt_gemm", ("q:0", "s:0", *weights, out, rows, *sizes), by_chunk=isinstance(op, ir.LogProb))
 
@@ -349,6 +354,6 @@ def _register(number: int) -> str:
     return f"register:{number}"
 
 
-def _product(stem: str, bias: bool) -> tuple[str, str, str]:
+def _scales(stem: str, bias: bool) -> tuple[str, str]:
     scale = f"weights:{stem}.s"
-    return f"weights:{stem}.q", scale, f"weights:{stem}.b" if bias else scale
+    return scale, f"weights:{stem}.b" if bias else scale

@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from greentrain.fpga_backend import tables
 from greentrain.fpga_backend.card import Buffer, Card
-from greentrain.fpga_backend.csim.kernels import ACTIVATIONS, ROWS, TABLES, WEIGHTS, MemoryRegion
-from greentrain.fpga_backend.csim.launches import BYTES, beats, by_sequence
+from greentrain.fpga_backend.csim.kernels import GEMM, STREAMS, WORK, MemoryRegion
+from greentrain.fpga_backend.csim.launches import BYTES, FLOATS, beats, by_sequence
 from greentrain.fpga_backend.program import Attention, Gate, Linear, LogProb, Program, digits, read_by, widths
 
 LOGITS_BYTES = 2**26
@@ -25,8 +25,9 @@ INDEX_INTS = 7
 
 
 def logit_rows(vocabulary: int) -> int:
-    """Return how many rows of logits are held at a time; the vocabulary's weights are read again for the next."""
-    return max(1, min(MOST_CHUNK, LOGITS_BYTES // max(BYTES * beats(vocabulary), 1)))
+    """Return how many rows of logits are held at a time, in whole beats; the weights are read again for the next."""
+    held = min(MOST_CHUNK, LOGITS_BYTES // max(BYTES * beats(vocabulary), 1))
+    return max(FLOATS, held // FLOATS * FLOATS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,24 +73,24 @@ class CardLayout:
         """Return bytes and region of each buffer that depends on the batch, by name; slots as ``slot:i``."""
         chunk = min(self.chunk, size.targets) if self._vocabulary else 0
         tall = max(size.rows, size.sequences, chunk)
-        found: dict[str, tuple[int, MemoryRegion]] = {}
+        found: dict[str, int] = {}
         for i, slot in enumerate(self._slots):
             rows = size.sequences if slot.by_sequence else size.rows
-            found[f"slot:{i}"] = (BYTES * slot.beats * rows, ACTIVATIONS)
+            found[f"slot:{i}"] = BYTES * slot.beats * rows
         for i, (wide, groups) in enumerate(zip(self._rows_beats, self._groups, strict=True)):
             if wide:
-                found[f"q:{i}"] = (BYTES * wide * tall, ROWS)
-                found[f"s:{i}"] = (4 * groups * tall, ROWS)
+                found[f"q:{i}"] = BYTES * wide * tall
+                found[f"s:{i}"] = 4 * groups * tall
         for name in ("ids", "positions", "types"):
-            found[f"index:{name}"] = (4 * size.rows, TABLES)
-        found["index:segments"] = (16 * size.rows, TABLES)
-        found["index:sequences"] = (16 * size.sequences, TABLES)
+            found[f"index:{name}"] = 4 * size.rows
+        found["index:segments"] = 16 * size.rows
+        found["index:sequences"] = 16 * size.sequences
         if self._vocabulary and size.targets:
-            found["index:target_rows"] = (4 * size.targets, TABLES)
-            found["index:target_ids"] = (4 * size.targets, TABLES)
-            found["logits"] = (BYTES * beats(self._vocabulary) * chunk, ACTIVATIONS)
-            found["logprobs"] = (4 * size.targets, ACTIVATIONS)
-        return found
+            found["index:target_rows"] = 4 * size.targets
+            found["index:target_ids"] = 4 * size.targets
+            found["logits"] = BYTES * beats(self._vocabulary) * chunk
+            found["logprobs"] = 4 * size.targets
+        return {name: (BYTES * beats(nbytes, BYTES), WORK) for name, nbytes in found.items()}
 
 
 def _slots(program: Program) -> tuple[list[_BufferSlot], dict[int, int]]:
@@ -144,13 +145,17 @@ def write_weights(card: Card, program: Program, tensors: Mapping[str, Array]) ->
     Raises:
         DeviceError: The card has no room; what was written is freed.
     """
+    products = {f"{op.weight}.q" for op in program.ops if isinstance(op, Linear | LogProb)}
     wanted: dict[str, tuple[Array, MemoryRegion]] = {
-        f"weights:{name}": (padded(tensor), WEIGHTS) for name, tensor in tensors.items()
+        f"weights:{name}": (padded(tensor), WORK) for name, tensor in tensors.items() if name not in products
     }
-    wanted["table:exp2"] = (tables.exp2(), TABLES)
-    wanted["table:ln"] = (tables.log(), TABLES)
+    for name in sorted(products):
+        for i, (part, region) in enumerate(zip(tiled(tensors[name]), STREAMS, strict=True)):
+            wanted[f"weights:{name}{i}"] = part, region
+    wanted["table:exp2"] = (tables.exp2(), WORK)
+    wanted["table:ln"] = (tables.log(), WORK)
     for kind in sorted({op.table for op in program.ops if isinstance(op, Gate)} - {"relu"}):
-        wanted[f"table:{kind}"] = (tables.gate(kind), TABLES)
+        wanted[f"table:{kind}"] = (tables.gate(kind), WORK)
     held: dict[str, Buffer] = {}
     try:
         for name, (array, region) in wanted.items():
@@ -170,3 +175,17 @@ def padded(array: Array) -> Array:
     if not short:
         return np.ascontiguousarray(array)
     return np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, short)])
+
+
+def tiled(weights: Array) -> tuple[Array, ...]:
+    """Return 8-bit weights [outputs, inner] tile-major, a part for each port of the product.
+
+    Part ``2 * array + parity`` holds, pass after pass, the beats of an array's outputs for every second input. Outputs
+    are filled up to whole passes and inputs to whole beats of rows with zeros.
+    """
+    outputs, inner = weights.shape
+    passes, deep = beats(outputs, GEMM.outputs), beats(inner, BYTES) * BYTES
+    whole = np.zeros((passes * GEMM.outputs, deep), dtype=weights.dtype)
+    whole[:outputs, :inner] = weights
+    parts = whole.reshape(passes, GEMM.arrays, GEMM.columns, deep // 2, 2).transpose(1, 4, 0, 3, 2)
+    return tuple(np.ascontiguousarray(part) for array in parts for part in array)

@@ -2,7 +2,8 @@
 //   PRODUCT  y = x * (f32(T[i]) * 2^-15)     gelu, gelu_tanh, silu
 //   VALUE    y = f32(T[i]) * 2^-15           tanh
 //   RELU     y = +0 if x <= 0 else x
-// and y = y * up where it is gated.
+// and y = y * up where it is gated;
+//   SUM      y = x + up
 #include "beats.h"
 #include "numbers.h"
 
@@ -11,7 +12,7 @@ namespace {
 using namespace gt;
 
 constexpr int CHUNK = 1024;
-enum Kind { PRODUCT = 0, VALUE = 1, RELU = 2 };
+enum Kind { PRODUCT = 0, VALUE = 1, RELU = 2, SUM = 3 };
 
 float activation(float x, const int32_t table[2 * GATE_HALF], int kind) {
 #pragma HLS INLINE
@@ -30,12 +31,12 @@ float activation(float x, const int32_t table[2 * GATE_HALF], int kind) {
 
 }  // namespace
 
-extern "C" void gt_gate(const gt::floats_t *x, const gt::floats_t *up, const int32_t *table, gt::floats_t *y, int32_t rows,
+extern "C" void gt_gate(const gt::floats_t *x, const gt::floats_t *up, const gt::words_t *table, gt::floats_t *y, int32_t rows,
                         int32_t x_stride, int32_t x_start, int32_t up_stride, int32_t up_start, int32_t width, int32_t kind,
                         int32_t gated) {
 #pragma HLS INTERFACE m_axi port = x bundle = gmem0 max_read_burst_length = 64
 #pragma HLS INTERFACE m_axi port = up bundle = gmem0 max_read_burst_length = 64
-#pragma HLS INTERFACE m_axi port = table bundle = gmem1 max_read_burst_length = 64
+#pragma HLS INTERFACE m_axi port = table bundle = gmem0 max_read_burst_length = 64
 #pragma HLS INTERFACE m_axi port = y bundle = gmem0 max_write_burst_length = 64
 #pragma HLS INTERFACE s_axilite port = rows
 #pragma HLS INTERFACE s_axilite port = x_stride
@@ -49,10 +50,11 @@ extern "C" void gt_gate(const gt::floats_t *x, const gt::floats_t *up, const int
     using namespace gt;
     GT_ONCHIP int32_t entries[2 * GATE_HALF];  // a copy for every two lanes: a memory block has two ports
 #pragma HLS BIND_STORAGE variable = entries type = rom_2p impl = bram
-    if (kind != RELU) {
+    if (kind == PRODUCT || kind == VALUE) {
+        Words numbers(table);
         for (int i = 0; i < 2 * GATE_HALF; i++) {
 #pragma HLS PIPELINE II = 1
-            entries[i] = table[i];
+            entries[i] = numbers[i];
         }
     }
     const long y_stride = beats(width, FLOATS);
@@ -67,13 +69,13 @@ extern "C" void gt_gate(const gt::floats_t *x, const gt::floats_t *up, const int
             in.read(x, static_cast<long>(row) * x_stride, x_start + column, wide);
             for (int j = 0; j < wide; j++) {
 #pragma HLS PIPELINE II = 1
-                out[j] = activation(in[j], entries, kind);
+                out[j] = kind == SUM ? in[j] : activation(in[j], entries, kind);
             }
-            if (gated) {
+            if (gated || kind == SUM) {
                 other.read(up, static_cast<long>(row) * up_stride, up_start + column, wide);
                 for (int j = 0; j < wide; j++) {
 #pragma HLS PIPELINE II = 1
-                    out[j] = out[j] * other[j];
+                    out[j] = kind == SUM ? out[j] + other[j] : out[j] * other[j];
                 }
             }
             write_row(y, row * y_stride + column / FLOATS, out, wide);

@@ -55,7 +55,7 @@ int64_t sum_of(const floats_t *logits, long first_beat, int vocabulary, float to
 }
 
 // ln(S / 2^30) of 2^30 <= S < 2^53.
-double ln_of(int64_t sum, const double *ln) {
+double ln_of(int64_t sum, const doubles_t *ln) {
     int top = 30;
     for (int bit = 31; bit < 53; bit++) {
 #pragma HLS UNROLL
@@ -64,35 +64,38 @@ double ln_of(int64_t sum, const double *ln) {
     const int entry = static_cast<int>(sum >> (top - EXP_BITS)) & (STEPS - 1);
     const int64_t base = static_cast<int64_t>(STEPS + entry) << (top - EXP_BITS);
     const double octaves = static_cast<double>(top - 30) * LN2;
-    return (octaves + ln[entry]) + static_cast<double>(sum - base) / static_cast<double>(base);
+    return (octaves + ln[entry / DOUBLES].v[entry % DOUBLES]) + static_cast<double>(sum - base) / static_cast<double>(base);
 }
 
 }  // namespace
 
-extern "C" void gt_logprob(const gt::floats_t *logits, const int32_t *ids, const int32_t *exp2, const double *ln, float *y,
-                           int32_t rows, int32_t vocabulary, int32_t first) {
+extern "C" void gt_logprob(const gt::floats_t *logits, const gt::words_t *ids, const gt::words_t *exp2,
+                           const gt::doubles_t *ln, gt::floats_t *y, int32_t rows, int32_t vocabulary, int32_t first) {
 #pragma HLS INTERFACE m_axi port = logits bundle = gmem0 max_read_burst_length = 64
-#pragma HLS INTERFACE m_axi port = ids bundle = gmem1
-#pragma HLS INTERFACE m_axi port = exp2 bundle = gmem1 max_read_burst_length = 64
-#pragma HLS INTERFACE m_axi port = ln bundle = gmem1
+#pragma HLS INTERFACE m_axi port = ids bundle = gmem0
+#pragma HLS INTERFACE m_axi port = exp2 bundle = gmem0 max_read_burst_length = 64
+#pragma HLS INTERFACE m_axi port = ln bundle = gmem0
 #pragma HLS INTERFACE m_axi port = y bundle = gmem0
 #pragma HLS INTERFACE s_axilite port = rows
 #pragma HLS INTERFACE s_axilite port = vocabulary
 #pragma HLS INTERFACE s_axilite port = first
 #pragma HLS INTERFACE s_axilite port = return
     GT_ONCHIP int32_t powers[STEPS];
+    Words entries(exp2), wanted_ids(ids);
+    FloatWriter out(y);
     for (int i = 0; i < STEPS; i++) {
 #pragma HLS PIPELINE II = 1
-        powers[i] = exp2[i];
+        powers[i] = entries[i];
     }
     const long stride = beats(vocabulary, FLOATS);
     for (int row = 0; row < rows; row++) {
-        const int id = ids[first + row];
+        const int id = wanted_ids[first + row];
         const float wanted = logits[row * stride + id / FLOATS].v[id % FLOATS];
         const float top = top_of(logits, row * stride, vocabulary);
         const int64_t sum = sum_of(logits, row * stride, vocabulary, top, powers);
         const double lse = static_cast<double>(top) * (LN2 / LOGPROB_STEP) + ln_of(sum, ln);
         const double gap = static_cast<double>(wanted) - lse;
-        y[first + row] = static_cast<float>(gap > 0.0 ? 0.0 : gap);
+        out.put(first + row, static_cast<float>(gap > 0.0 ? 0.0 : gap));
     }
+    out.flush();
 }

@@ -21,8 +21,8 @@ extern "C" void gt_norm(const gt::floats_t *x, const gt::floats_t *g, const gt::
                         int32_t x_stride, int32_t x_start, int32_t width, int32_t layer, int32_t biased, int32_t eps,
                         int32_t groups) {
 #pragma HLS INTERFACE m_axi port = x bundle = gmem0 max_read_burst_length = 64
-#pragma HLS INTERFACE m_axi port = g bundle = gmem1 max_read_burst_length = 64
-#pragma HLS INTERFACE m_axi port = b bundle = gmem1 max_read_burst_length = 64
+#pragma HLS INTERFACE m_axi port = g bundle = gmem0 max_read_burst_length = 64
+#pragma HLS INTERFACE m_axi port = b bundle = gmem0 max_read_burst_length = 64
 #pragma HLS INTERFACE m_axi port = y bundle = gmem0 max_write_burst_length = 64
 #pragma HLS INTERFACE s_axilite port = rows
 #pragma HLS INTERFACE s_axilite port = x_stride

@@ -54,10 +54,10 @@ void mean(const floats_t *x, const Span &span, int x_stride, int x_start, int wi
 
 }  // namespace
 
-extern "C" void gt_pool(const gt::floats_t *x, const int32_t *segments, gt::floats_t *y, int32_t sequences, int32_t x_stride,
+extern "C" void gt_pool(const gt::floats_t *x, const gt::words_t *segments, gt::floats_t *y, int32_t sequences, int32_t x_stride,
                         int32_t x_start, int32_t width, int32_t how) {
 #pragma HLS INTERFACE m_axi port = x bundle = gmem0 max_read_burst_length = 64
-#pragma HLS INTERFACE m_axi port = segments bundle = gmem1
+#pragma HLS INTERFACE m_axi port = segments bundle = gmem0
 #pragma HLS INTERFACE m_axi port = y bundle = gmem0 max_write_burst_length = 64
 #pragma HLS INTERFACE s_axilite port = sequences
 #pragma HLS INTERFACE s_axilite port = x_stride
@@ -70,8 +70,9 @@ extern "C" void gt_pool(const gt::floats_t *x, const int32_t *segments, gt::floa
 #pragma HLS ARRAY_PARTITION variable = one.v cyclic factor = 16
 #pragma HLS ARRAY_PARTITION variable = out cyclic factor = 16
     const long y_stride = beats(width, FLOATS);
+    Words lines(segments);
     for (int i = 0; i < sequences; i++) {
-        const Span span = {segments[4 * i], segments[4 * i + 1], segments[4 * i + 2], segments[4 * i + 3]};
+        const Span span = {lines[4 * i], lines[4 * i + 1], lines[4 * i + 2], lines[4 * i + 3]};
         if (how == MEAN) {
             mean(x, span, x_stride, x_start, width, out);
         } else {

@@ -50,13 +50,13 @@ void write_group(const floats_t *x, long first_beat, int start, int width, float
 
 }  // namespace
 
-extern "C" void gt_quantise(const gt::floats_t *x, const int32_t *index, gt::bytes_t *q, float *s, int32_t rows,
+extern "C" void gt_quantise(const gt::floats_t *x, const gt::words_t *index, gt::bytes_t *q, gt::floats_t *s, int32_t rows,
                             int32_t x_stride, int32_t x_start, int32_t width, int32_t groups, int32_t indexed,
                             int32_t first, int32_t digits) {
 #pragma HLS INTERFACE m_axi port = x bundle = gmem0 max_read_burst_length = 64
-#pragma HLS INTERFACE m_axi port = index bundle = gmem1
-#pragma HLS INTERFACE m_axi port = q bundle = gmem2 max_write_burst_length = 64
-#pragma HLS INTERFACE m_axi port = s bundle = gmem2
+#pragma HLS INTERFACE m_axi port = index bundle = gmem0
+#pragma HLS INTERFACE m_axi port = q bundle = gmem0 max_write_burst_length = 64
+#pragma HLS INTERFACE m_axi port = s bundle = gmem0
 #pragma HLS INTERFACE s_axilite port = rows
 #pragma HLS INTERFACE s_axilite port = x_stride
 #pragma HLS INTERFACE s_axilite port = x_start
@@ -69,15 +69,18 @@ extern "C" void gt_quantise(const gt::floats_t *x, const int32_t *index, gt::byt
     using namespace gt;
     const int group_width = width / groups;
     const int group_beats = beats(group_width, BYTES);
+    Words indices(index);
+    FloatWriter scales(s);
     for (int row = 0; row < rows; row++) {
-        const long from = static_cast<long>(indexed ? index[first + row] : row) * x_stride;
+        const long from = static_cast<long>(indexed ? indices[first + row] : row) * x_stride;
         for (int group = 0; group < groups; group++) {
             const long number = static_cast<long>(row) * groups + group;
             const int start = x_start + group * group_width;
             const float peak = peak_of<CHUNK>(x, from, start, group_width);
-            s[number] = digits == 2 ? scale_of<Q16D>(peak) : scale_of<Q8>(peak);
+            scales.put(number, digits == 2 ? scale_of<Q16D>(peak) : scale_of<Q8>(peak));
             const float factor = digits == 2 ? factor_of<Q16D>(peak) : factor_of<Q8>(peak);
             write_group(x, from, start, group_width, factor, digits, q, number * digits * group_beats);
         }
     }
+    scales.flush();
 }

@@ -3,12 +3,12 @@
 #include "beats.h"
 #include "numbers.h"
 
-extern "C" void gt_rotary(const gt::floats_t *x, const gt::floats_t *cos, const gt::floats_t *sin, const int32_t *positions,
+extern "C" void gt_rotary(const gt::floats_t *x, const gt::floats_t *cos, const gt::floats_t *sin, const gt::words_t *positions,
                           gt::floats_t *y, int32_t rows, int32_t x_stride, int32_t x_start, int32_t heads, int32_t half) {
 #pragma HLS INTERFACE m_axi port = x bundle = gmem0 max_read_burst_length = 64
-#pragma HLS INTERFACE m_axi port = cos bundle = gmem1 max_read_burst_length = 64
-#pragma HLS INTERFACE m_axi port = sin bundle = gmem1 max_read_burst_length = 64
-#pragma HLS INTERFACE m_axi port = positions bundle = gmem2 max_read_burst_length = 64
+#pragma HLS INTERFACE m_axi port = cos bundle = gmem0 max_read_burst_length = 64
+#pragma HLS INTERFACE m_axi port = sin bundle = gmem0 max_read_burst_length = 64
+#pragma HLS INTERFACE m_axi port = positions bundle = gmem0 max_read_burst_length = 64
 #pragma HLS INTERFACE m_axi port = y bundle = gmem0 max_write_burst_length = 64
 #pragma HLS INTERFACE s_axilite port = rows
 #pragma HLS INTERFACE s_axilite port = x_stride
@@ -27,8 +27,9 @@ extern "C" void gt_rotary(const gt::floats_t *x, const gt::floats_t *cos, const 
     const int width = 2 * half * heads;
     const long angle_stride = beats(half, FLOATS);
     const long y_stride = beats(width, FLOATS);
+    Words places(positions);
     for (int row = 0; row < rows; row++) {
-        const long position = positions[row];
+        const long position = places[row];
         cosines.read(cos, position * angle_stride, 0, half);
         sines.read(sin, position * angle_stride, 0, half);
         in.read(x, static_cast<long>(row) * x_stride, x_start, width);

@@ -20,12 +20,12 @@ constexpr int CHUNK = 4096;
 
 }  // namespace
 
-extern "C" void gt_score(const gt::floats_t *x, const gt::halves_t *w, const float *ws, const float *b, gt::floats_t *y,
+extern "C" void gt_score(const gt::floats_t *x, const gt::halves_t *w, const gt::floats_t *ws, const gt::floats_t *b, gt::floats_t *y,
                          int32_t rows, int32_t x_stride, int32_t x_start, int32_t width, int32_t labels, int32_t biased) {
 #pragma HLS INTERFACE m_axi port = x bundle = gmem0 max_read_burst_length = 64
-#pragma HLS INTERFACE m_axi port = w bundle = gmem1 max_read_burst_length = 64
-#pragma HLS INTERFACE m_axi port = ws bundle = gmem1
-#pragma HLS INTERFACE m_axi port = b bundle = gmem1
+#pragma HLS INTERFACE m_axi port = w bundle = gmem0 max_read_burst_length = 64
+#pragma HLS INTERFACE m_axi port = ws bundle = gmem0
+#pragma HLS INTERFACE m_axi port = b bundle = gmem0
 #pragma HLS INTERFACE m_axi port = y bundle = gmem0
 #pragma HLS INTERFACE s_axilite port = rows
 #pragma HLS INTERFACE s_axilite port = x_stride
@@ -36,6 +36,7 @@ extern "C" void gt_score(const gt::floats_t *x, const gt::halves_t *w, const flo
 #pragma HLS INTERFACE s_axilite port = return
     const int w_beats = beats(width, HALVES);
     const long y_stride = beats(labels, FLOATS);
+    Floats weight_scales(ws), bias(b);
     for (int row = 0; row < rows; row++) {
         const long from = static_cast<long>(row) * x_stride;
         const float peak = peak_of<CHUNK>(x, from, x_start, width);
@@ -60,8 +61,8 @@ extern "C" void gt_score(const gt::floats_t *x, const gt::halves_t *w, const flo
                     }
                 }
             }
-            const float scaled = to_float(sum) * scale * ws[label];
-            beat.v[label % FLOATS] = biased ? scaled + b[label] : scaled;
+            const float scaled = to_float(sum) * scale * weight_scales[label];
+            beat.v[label % FLOATS] = biased ? scaled + bias[label] : scaled;
             if (label % FLOATS == FLOATS - 1 || label == labels - 1) {
                 y[row * y_stride + label / FLOATS] = beat;
                 for (int lane = 0; lane < FLOATS; lane++) {

@@ -26,7 +26,7 @@ import numpy as np
 
 from greentrain.fpga_backend.batch import Batch, Result
 from greentrain.fpga_backend.card import Buffer
-from greentrain.fpga_backend.csim.kernels import WEIGHTS
+from greentrain.fpga_backend.csim.kernels import WORK
 from greentrain.fpga_backend.csim.schedule import BatchSchedule
 from greentrain.fpga_backend.errors import DeviceError, DeviceLostError
 from greentrain.fpga_backend.xrt import ipc
@@ -58,7 +58,7 @@ class LoadedModel:
         self._marked: Buffer | None = None
         self._schedule = BatchSchedule(weights, card, activation_bytes=activation_bytes)
         try:
-            self._marked = card.allocate(self._mark.nbytes, WEIGHTS.bank)
+            self._marked = card.allocate(self._mark.nbytes, WORK.bank)
             card.write(self._marked, self._mark)
         except BaseException:
             self.close()

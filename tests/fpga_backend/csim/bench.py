@@ -47,7 +47,7 @@ class Bench:
                 continue
             array = outputs.get(argument.name, given.get(argument.name))
             assert isinstance(array, np.ndarray), f"{kernel} lacks {argument.name}"
-            whole = padded(array) if array.ndim > 1 or not argument.written else array
+            whole = padded(array)
             buffer = self.card.allocate(whole.nbytes + GUARD, argument.region.bank)
             if argument.name in given:
                 self.card.write(buffer, whole)
@@ -55,12 +55,11 @@ class Bench:
             arguments.append(buffer)
         self.card.launch(kernel, arguments)
         for name, array in outputs.items():
-            whole = padded(array) if array.ndim > 1 else array
+            whole = padded(array)
             found = np.empty_like(whole)
             self.card.read(made[name], found)
             array[...] = found[..., : array.shape[-1]]
-            if array.ndim > 1:
-                assert not found[..., array.shape[-1] :].any(), f"{kernel} left something behind the rows of {name}"
+            assert not found[..., array.shape[-1] :].any(), f"{kernel} left something behind the rows of {name}"
             guard = np.empty(GUARD, dtype=np.uint8)
             self.card.read(made[name], guard, whole.nbytes)
             assert (guard == 0xFF).all(), f"{kernel} wrote behind {name}"

@@ -41,25 +41,23 @@ def _reached(kernel: str, s: Mapping[str, int]) -> Bytes:
     rows, width = s.get("rows", 0), s.get("width", 0)
     match kernel:
         case "gt_embed":
-            return {"index": 4 * rows, "y": rows * padded(width, 4)}
-        case "gt_add":
-            return {"x": _slice(s, "x", rows, width), "z": _slice(s, "z", rows, width), "y": rows * padded(width, 4)}
+            return {"index": padded(rows, 4), "y": rows * padded(width, 4)}
         case "gt_norm":
             vector = padded(width, 4)
             return {"x": _slice(s, "x", rows, width), "g": vector, "b": vector * s["biased"], "y": rows * vector}
         case "gt_quantise":
             return {
                 "x": 0 if s["indexed"] else _slice(s, "x", rows, width),
-                "index": 4 * (s["first"] + rows) * s["indexed"],
+                "index": padded(s["first"] + rows, 4) * s["indexed"],
                 "q": rows * s["groups"] * s["digits"] * padded(width // s["groups"], 1),
-                "s": 4 * rows * s["groups"],
+                "s": padded(rows * s["groups"], 4),
             }
         case "gt_gemm":
             outputs = padded(s["outputs"], 4)
             return {
                 "q": rows * s["digits"] * s["inner_beats"] * BEAT,
-                "qs": 4 * rows,
-                "w": s["outputs"] * s["inner_beats"] * BEAT,
+                "qs": padded(rows, 4),
+                **{f"w{i}": -(-s["outputs"] // 128) * s["inner_beats"] * BEAT * 32 for i in range(4)},
                 "ws": outputs,
                 "b": outputs * s["biased"],
                 "y": rows * outputs,
@@ -67,28 +65,28 @@ def _reached(kernel: str, s: Mapping[str, int]) -> Bytes:
         case "gt_gate":
             return {
                 "x": _slice(s, "x", rows, width),
-                "up": _slice(s, "up", rows, width) * s["gated"],
-                "table": 0 if s["kind"] == 2 else 8192 * 4,
+                "up": _slice(s, "up", rows, width) * (s["gated"] or s["kind"] == 3),
+                "table": 0 if s["kind"] > 1 else 8192 * 4,
                 "y": rows * padded(width, 4),
             }
         case "gt_rotary":
             width = 2 * s["half"] * s["heads"]
-            return {"x": _slice(s, "x", rows, width), "positions": 4 * rows, "y": rows * padded(width, 4)}
+            return {"x": _slice(s, "x", rows, width), "positions": padded(rows, 4), "y": rows * padded(width, 4)}
         case "gt_attention":
-            return {"exp2": 4 * 4096, "segments": 16 * s["segment_count"]}
+            return {"exp2": 4 * 4096, "segments": padded(4 * s["segment_count"], 4)}
         case "gt_pool":
-            return {"segments": 16 * s["sequences"], "y": s["sequences"] * padded(width, 4)}
+            return {"segments": padded(4 * s["sequences"], 4), "y": s["sequences"] * padded(width, 4)}
         case "gt_score":
             labels = s["labels"]
             return {
                 "x": _slice(s, "x", rows, width),
                 "w": labels * padded(width, 2),
-                "ws": 4 * labels,
-                "b": 4 * labels * s["biased"],
+                "ws": padded(labels, 4),
+                "b": padded(labels, 4) * s["biased"],
                 "y": rows * padded(labels, 4),
             }
         case "gt_logprob":
-            ends = 4 * (s["first"] + rows)
+            ends = padded(s["first"] + rows, 4)
             logits = rows * padded(s["vocabulary"], 4)
             return {"logits": logits, "ids": ends, "exp2": 4 * 4096, "ln": 8 * 4096, "y": ends}
     raise KeyError(kernel)

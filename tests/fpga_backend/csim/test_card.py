@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 
 from greentrain.fpga_backend.card import Buffer, Card
-from greentrain.fpga_backend.csim.kernels import ACTIVATIONS, KERNELS, ROWS, WEIGHTS
+from greentrain.fpga_backend.csim.kernels import KERNELS, STREAMS, WORK
 from greentrain.fpga_backend.errors import DeviceError
 from tests.fpga_backend.csim.checked_card import CheckedCard, extents
+
+SUM = (1, 1, 0, 1, 0, 1, 3, 0)
+"""Scalars of a sum of a row of one column."""
 
 
 @pytest.fixture
@@ -48,12 +51,12 @@ def test_memory_is_aligned_and_holds_what_was_written(card: CheckedCard) -> None
         (lambda c, b: c.allocate(8, 9), "bank 9"),
         (lambda c, b: c.allocate(2**60), "no memory"),
         (lambda c, b: c.launch("gt_other", ()), "no kernel gt_other"),
-        (lambda c, b: c.launch("gt_add", (b, b, b, 1)), "takes 9 arguments, not 4"),
-        (lambda c, b: c.launch("gt_add", (1, b, b, 1, 1, 0, 1, 0, 1)), "x is a pointer"),
-        (lambda c, b: c.launch("gt_add", (b, b, b, b, 1, 0, 1, 0, 1)), "rows is a scalar"),
-        (lambda c, b: c.launch("gt_add", (b, b, b, 2**31, 1, 0, 1, 0, 1)), "rows=2147483648 does not fit 32 bits"),
-        (lambda c, b: c.launch("gt_add", (b, b, b, 1, 1, 0, 1, 0, 1)), "x needs 64 bytes, its buffer has 8"),
-        (lambda c, b: c.launch("gt_add", (b, c.allocate(64, 1), b, 1, 1, 0, 1, 0, 1)), "z reaches bank 0.* lies in 1"),
+        (lambda c, b: c.launch("gt_gate", (b, b, b, 1)), "takes 12 arguments, not 4"),
+        (lambda c, b: c.launch("gt_gate", (1, b, b, b, *SUM)), "x is a pointer"),
+        (lambda c, b: c.launch("gt_gate", (b, b, b, b, b, *SUM[1:])), "rows is a scalar"),
+        (lambda c, b: c.launch("gt_gate", (b, b, b, b, 2**31, *SUM[1:])), "rows=2147483648 does not fit 32 bits"),
+        (lambda c, b: c.launch("gt_gate", (b, b, b, b, *SUM)), "x needs 64 bytes, its buffer has 8"),
+        (lambda c, b: c.launch("gt_gate", (b, c.allocate(64, 1), b, b, *SUM)), "up reaches bank 0.* lies in 1"),
     ],
 )
 def test_what_does_not_fit(card: CheckedCard, wrong: Callable[[CheckedCard, Buffer], Any], said: str) -> None:
@@ -82,10 +85,10 @@ def test_extents_know_every_kernel_and_only_its_pointers() -> None:
 def test_kernels_run_without_the_gil(card: CheckedCard) -> None:
     """Another thread ticks while a product runs for some tenths of a second."""
     rows, beats = 2048, 64
-    q, qs = card.allocate(rows * beats * 64, ROWS.bank), card.allocate(rows * 4, ROWS.bank)
-    w, ws = card.allocate(rows * beats * 64, WEIGHTS.bank), card.allocate(rows * 4, WEIGHTS.bank)
-    y = card.allocate(rows * rows * 4, ACTIVATIONS.bank)
-    for buffer in (q, qs, w, ws):
+    q, qs = card.allocate(rows * beats * 64, WORK.bank), card.allocate(rows * 4, WORK.bank)
+    w = [card.allocate(rows * beats * 64 // len(STREAMS), region.bank) for region in STREAMS]
+    ws, y = card.allocate(rows * 4, WORK.bank), card.allocate(rows * rows * 4, WORK.bank)
+    for buffer in (q, qs, *w, ws):
         card.write(buffer, np.zeros(buffer.nbytes, dtype=np.int8))
     done, ticks = threading.Event(), []
 
@@ -96,7 +99,7 @@ def test_kernels_run_without_the_gil(card: CheckedCard) -> None:
     thread = threading.Thread(target=tick)
     thread.start()
     begun_s = time.monotonic()
-    card.launch("gt_gemm", (q, qs, w, ws, ws, y, rows, beats, rows, 0, 1))
+    card.launch("gt_gemm", (q, qs, *w, ws, ws, y, rows, beats, rows, 0, 1))
     took_s = time.monotonic() - begun_s
     done.set()
     thread.join()

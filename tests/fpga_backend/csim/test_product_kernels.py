@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from greentrain.fpga_backend import tables
 from greentrain.fpga_backend.csim.launches import beats, bits
+from greentrain.fpga_backend.csim.layout import tiled
 from tests.fpga_backend.csim import reference
 from tests.fpga_backend.csim.bench import Bench, same
 from tests.fpga_backend.csim.shapes import kinds, rows, seeds
@@ -24,7 +25,7 @@ def multiply(bench: Bench, q: Array, qs: Array, w: Array, ws: Array, b: Array | 
         {"y": y},
         q=q,
         qs=qs,
-        w=w,
+        **{f"w{i}": part for i, part in enumerate(tiled(w))},
         ws=ws,
         b=ws if b is None else b,
         rows=len(q),
@@ -269,9 +270,9 @@ def test_logprob_of_any_vocabulary(
     rng = np.random.default_rng(seed)
     logits = (rng.standard_normal((count, vocabulary)) * spread).astype(F)
     logits += F(shifted * 1000.0)
-    ids = rng.integers(0, vocabulary, count + 2).astype(np.int32)
-    found = predict(bench, logits, ids, 2)
-    same(found, np.array([reference.logprob(logits[i], int(ids[2 + i])) for i in range(count)], dtype=F))
+    ids = rng.integers(0, vocabulary, count + 16).astype(np.int32)
+    found = predict(bench, logits, ids, 16)
+    same(found, np.array([reference.logprob(logits[i], int(ids[16 + i])) for i in range(count)], dtype=F))
     assert (found <= 0).all()
 
 

@@ -36,16 +36,19 @@ def test_add_reads_slices(bench: Bench, seed: int, count: int, width: int, x_sta
     left, right = wide(rng, count, x_start, x), wide(rng, count, z_start, z)
     y = np.empty((count, width), dtype=F)
     bench.run(
-        "gt_add",
+        "gt_gate",
         {"y": y},
         x=left,
-        z=right,
+        up=right,
+        table=np.zeros(16, dtype=np.int32),
         rows=count,
         x_stride=stride(left),
         x_start=x_start,
-        z_stride=stride(right),
-        z_start=z_start,
+        up_stride=stride(right),
+        up_start=z_start,
         width=width,
+        kind=3,
+        gated=0,
     )
     same(y, x + z)
 

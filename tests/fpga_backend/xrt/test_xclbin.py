@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from greentrain.fpga_backend.csim.kernels import ACTIVATIONS, KERNELS, REGIONS, WEIGHTS, Argument, KernelSpec
+from greentrain.fpga_backend.csim.kernels import KERNELS, REGIONS, STREAMS, WORK, Argument, KernelSpec
 from greentrain.fpga_backend.errors import DeviceError
 from greentrain.fpga_backend.xrt import xclbin
 from greentrain.fpga_backend.xrt import xclbin as axlf
@@ -98,10 +98,10 @@ def _changed(kernel: KernelSpec, i: int, **changes: object) -> KernelSpec:
         ((dataclasses.replace(KERNELS[0], arguments=KERNELS[0].arguments[:-1]), *KERNELS[1:]), "has 6 arguments"),
         ((_changed(KERNELS[0], 4, name="lines"), *KERNELS[1:]), "argument 4 of gt_embed is scalar lines"),
         (
-            (_changed(KERNELS[0], 4, kind="pointer", region=WEIGHTS), *KERNELS[1:]),
+            (_changed(KERNELS[0], 4, kind="pointer", region=WORK), *KERNELS[1:]),
             "argument 4 of gt_embed is pointer rows",
         ),
-        ((_changed(KERNELS[0], 0, region=ACTIVATIONS), *KERNELS[1:]), "link with connectivity.cfg"),
+        ((_changed(KERNELS[0], 0, region=STREAMS[0]), *KERNELS[1:]), "link with connectivity.cfg"),
     ],
 )
 def test_a_design_of_other_kernels_is_refused(tmp_path: Path, linked: tuple[KernelSpec, ...], message: str) -> None:
@@ -115,7 +115,7 @@ def test_an_argument_that_reaches_several_memories_lies_in_the_group(tmp_path: P
     """As v++ links it: the single banks first, the groups that they form behind them; XRT takes the highest."""
     kernel = KernelSpec(
         name="gt_one",
-        arguments=(Argument(name="x", kind="pointer", dtype="float32", region=ACTIVATIONS, bundle="gmem0"),),
+        arguments=(Argument(name="x", kind="pointer", dtype="float32", region=WORK, bundle="gmem0"),),
     )
     path = tmp_path / "groups.xclbin"
     noop_xclbin.write(path, [kernel], REGIONS)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from greentrain.fpga_backend.csim.card import functions
-from greentrain.fpga_backend.csim.kernels import ACTIVATIONS, KERNELS, ROWS, WEIGHTS
+from greentrain.fpga_backend.csim.kernels import KERNELS, STREAMS, WORK
 from greentrain.fpga_backend.errors import DeviceError, DeviceLostError
 from greentrain.fpga_backend.xrt.api import XrtApi
 from greentrain.fpga_backend.xrt.card import XrtCard, signed
@@ -29,10 +29,10 @@ def test_a_kernel_runs_on_the_cards_side_of_its_buffers(opened: Opened, library:
     card = opened(fake)
     rows, width = 3, 16
     x, z = (np.random.default_rng(i).normal(size=(rows, width)).astype(np.float32) for i in range(2))
-    buffers = [card.allocate(x.nbytes, ACTIVATIONS.bank) for _ in range(3)]
+    buffers = [card.allocate(x.nbytes, WORK.bank) for _ in range(3)]
     card.write(buffers[0], x)
     card.write(buffers[1], z)
-    card.launch("gt_add", [*buffers, rows, 1, 0, 1, 0, width])
+    card.launch("gt_gate", [*buffers[:2], buffers[0], buffers[2], rows, 1, 0, 1, 0, width, 3, 0])
     y = np.empty_like(x)
     card.read(buffers[2], y)
     assert y.tobytes() == (x + z).tobytes()
@@ -47,9 +47,9 @@ def test_a_kernel_runs_on_the_cards_side_of_its_buffers(opened: Opened, library:
 def test_a_run_that_does_not_complete_is_an_error_that_names_its_state(opened: Opened) -> None:
     for state, name in ((5, "error"), (6, "abort"), (8, "timeout")):
         card = opened(FakeXrt(states=(1, 3, state)))
-        buffer = card.allocate(64, ACTIVATIONS.bank)
-        with pytest.raises(DeviceError, match=rf"gt_add ended in state {state} \({name}\)"):
-            card.launch("gt_add", [buffer, buffer, buffer, 1, 1, 0, 1, 0, 1])
+        buffer = card.allocate(64, WORK.bank)
+        with pytest.raises(DeviceError, match=rf"gt_gate ended in state {state} \({name}\)"):
+            card.launch("gt_gate", [*4 * [buffer], 1, 1, 0, 1, 0, 1, 3, 0])
         card.close()
 
 
@@ -73,13 +73,13 @@ def test_what_the_library_refuses_says_what_was_being_done(
     api.load(design)
     with pytest.raises(DeviceError, match="opening kernel gt_none: No such file"):
         api.kernel("gt_none")
-    with pytest.raises(DeviceError, match=r"no memory of argument 5 of gt_add \(error -22\)"):
-        api.kernel("gt_add").group(5)
+    with pytest.raises(DeviceError, match=r"no memory of argument 5 of gt_gate \(error -22\)"):
+        api.kernel("gt_gate").group(5)
     memory = api.allocate(64, 0)
     memory.free()
     memory.free()
     with pytest.raises(DeviceError, match="a buffer was freed, or is of another card"):
-        api.kernel("gt_add").start([memory])
+        api.kernel("gt_gate").start([memory])
     api.close()
     api.close()
     assert fake.handles == 0
@@ -88,7 +88,7 @@ def test_what_the_library_refuses_says_what_was_being_done(
 def test_memory_is_counted_and_given_back(opened: Opened) -> None:
     fake = FakeXrt()
     card = opened(fake, memory_bytes=5 * 4096)
-    held = [card.allocate(4096, WEIGHTS.bank), card.allocate(1, ROWS.bank), card.allocate(0, ROWS.bank)]
+    held = [card.allocate(4096, STREAMS[0].bank), card.allocate(1, WORK.bank), card.allocate(0, WORK.bank)]
     assert card.used_bytes == fake.bytes_now == 3 * 4096
     with pytest.raises(DeviceError, match=r"12288 bytes do not fit .* the card 12288 of 20480: unload another model"):
         card.allocate(2 * 4096 + 1)
@@ -97,8 +97,8 @@ def test_memory_is_counted_and_given_back(opened: Opened) -> None:
     assert card.used_bytes == fake.bytes_now == 2 * 4096
     with pytest.raises(DeviceError, match="is not on this card: it was freed"):
         card.free(held[0])
-    with pytest.raises(DeviceError, match=r"HBM.* holds 8192 of 1073741824 bytes"):
-        card.allocate(2**30, ROWS.bank)
+    with pytest.raises(DeviceError, match=r"HBM.* holds 8192 of 6442450944 bytes"):
+        card.allocate(6 * 2**30, WORK.bank)
     with pytest.raises(DeviceError, match="no bank 9"):
         card.allocate(1, 9)
     card.close()
@@ -124,10 +124,10 @@ def test_a_wrong_launch_is_refused(opened: Opened) -> None:
     buffer = card.allocate(64)
     with pytest.raises(DeviceError, match="no kernel gt_none"):
         card.launch("gt_none", [])
-    with pytest.raises(DeviceError, match="gt_add takes 9 arguments, 1 were given"):
-        card.launch("gt_add", [buffer])
+    with pytest.raises(DeviceError, match="gt_gate takes 12 arguments, 1 were given"):
+        card.launch("gt_gate", [buffer])
     with pytest.raises(DeviceError, match="more than 32 bits"):
-        card.launch("gt_add", [buffer, buffer, buffer, 2**33, 1, 0, 1, 0, 1])
+        card.launch("gt_gate", [*4 * [buffer], 2**33, 1, 0, 1, 0, 1, 3, 0])
     card.close()
 
 
