@@ -25,6 +25,8 @@ class DeviceInfo:
     simulated: bool
     """True if times or joules come from a model of hardware that is not here."""
     memory_bytes: int | None = None
+    returns: bool = False
+    """True if it comes back by itself after it was lost: a pass without another device waits for it."""
     details: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -40,7 +40,7 @@ class WorkQueue:
     def __init__(self, name: str, depth: int) -> None:
         if depth < 1:
             raise ValueError(f"depth={depth}: a queue has room for at least 1")
-        self._depth = depth
+        self.name, self.depth = name, depth
         self._waiting: deque[_QueuedBatch] = deque()
         self._changed = threading.Condition()
         self._reason: str | None = None
@@ -62,7 +62,7 @@ class WorkQueue:
         if self._thread is threading.current_thread():
             wait_s = 0.0
         with self._changed:
-            if not self._changed.wait_for(lambda: self._reason is not None or len(self._waiting) < self._depth, wait_s):
+            if not self._changed.wait_for(lambda: self._reason is not None or len(self._waiting) < self.depth, wait_s):
                 raise QueueFullError(
                     f"{len(self._waiting)} batches wait and none was finished within {wait_s} s: submit fewer at a time"
                 )

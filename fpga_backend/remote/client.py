@@ -21,7 +21,6 @@ from greentrain.fpga_backend.batch import Batch, Result, fitting
 from greentrain.fpga_backend.device import DeviceInfo, EnergyReading, Handle
 from greentrain.fpga_backend.devices.base import CLOSED, Loaded, WorkQueue
 from greentrain.fpga_backend.errors import ArtifactError, DeviceError, DeviceLostError, OffloadError, QueueFullError
-from greentrain.fpga_backend.program import Program
 from greentrain.fpga_backend.remote import wire
 from greentrain.fpga_backend.remote.wire import Upload
 from greentrain.types import Device, DeviceKind, PowerMeter, PowerSample, Provenance, Sensor
@@ -185,9 +184,14 @@ class RemoteMeter:
         """The device on the other machine."""
         return (self._sensor,)
 
-    def take(self, reading: EnergyReading, t_s: float) -> None:
-        """Note a reading of that time (s). One that falls, or comes from elsewhere than the first, counts as none."""
+    def take(self, reading: EnergyReading, t_s: float, anew: bool = False) -> None:
+        """Note a reading of that time (s). One that falls, or comes from elsewhere than the first, counts as none.
+
+        ``anew``: the first of a server that was started again; what it used in between is not known.
+        """
         with self._lock:
+            if anew:
+                self._start_j = (reading.energy_j or 0.0) - (self._latest.energy_j or 0.0)
             if reading.provenance is not self._provenance:
                 self._problem = f"its joules were {self._provenance}, now they are {reading.provenance}"
             elif reading.energy_j is None:
@@ -229,9 +233,9 @@ class RemoteMeter:
 class _RemoteModel:
     """A model on the server, and the batches that are to run on it."""
 
-    def __init__(self, program: Program, number: int) -> None:
-        self.program = program
-        self.number = number
+    def __init__(self, artifact: Artifact, number: int, instance: str, keep: bool) -> None:
+        self.program, self.digest, self.artifact = artifact.program, artifact.digest, artifact if keep else None
+        self.number, self.instance = number, instance  # which that instance of the server gave
         self.futures: set[Future[Result]] = set()
 
 
@@ -239,13 +243,15 @@ class RemoteDevice:
     """Runs batches on the device behind :func:`greentrain.fpga_backend.remote.server.serve`.
 
     Results are that device's, bit for bit. Its joules are asked for in the background and booked under a name of this
-    client's; the kind of hardware is the server's word, or ``fpga`` where the server has none.
+    client's; the kind of hardware is the server's word, or ``fpga`` where the server has none. A server that is started
+    again, with the same token, gets the models again and the batches that it had not answered.
 
     Args:
         url: The server, for example ``http://127.0.0.1:8765``.
         token: Token that the server printed.
         depth: Number of batches that may wait here.
         patience: Limits of time.
+        reconnect: Keep the artifacts in memory for a server that is started again. False: with it the device is lost.
 
     Raises:
         MissingExtraError: httpx is not installed.
@@ -253,14 +259,18 @@ class RemoteDevice:
         ValueError: ``url``, ``token`` or ``depth`` is wrong.
     """
 
-    def __init__(self, url: str, *, token: str, depth: int = 16, patience: RemoteTimeouts | None = None) -> None:
+    def __init__(
+        self, url: str, *, token: str, depth: int = 16, patience: RemoteTimeouts | None = None, reconnect: bool = True
+    ) -> None:
+        self._reconnect = reconnect
         self._owner_pid = os.getpid()
         self._patience = patience or RemoteTimeouts()
         self._connection = ServerConnection(url, token, self._patience)
         self._stop = threading.Event()
         try:
             about = self._about()
-            self._info, self._instance = _info(about, self._connection), str(about["instance"])
+            self._info = replace(_info(about, self._connection), returns=reconnect)
+            self._instance = str(about["instance"])
             self._batch_bytes, self._artifact_bytes = int(about["batch_bytes"]), int(about["artifact_bytes"])
             self._meter = self._first_meter(about)
             self._lane = WorkQueue(f"greentrain-remote-{self._info.uid}", depth)
@@ -281,7 +291,7 @@ class RemoteDevice:
         if self._stop.is_set() or self._problem:
             return replace(self._info, available=False, reason=self._problem or CLOSED)
         try:
-            return _info(self._about(), self._connection)
+            return replace(_info(self._about(), self._connection), returns=self._reconnect)
         except Exception as error:  # whatever a server of another version says: probing never raises
             return replace(self._info, available=False, reason=str(error))
 
@@ -301,15 +311,9 @@ class RemoteDevice:
             with self._lock:
                 before = list(old.futures)
             wait(before)
-        digest = as_artifact(artifact).digest
-        asked = {"digest": digest, "replacing": None if old is None else old.number}
-        number = self._load(asked)
-        if number is None:
-            self._send(artifact, digest)
-            number = self._load(asked)
-        if number is None:
-            raise DeviceError(f"{self._connection.place} took artifact {digest[:12]} and does not know it")
-        return self._loaded.put(_RemoteModel(artifact.program, number), digest, replacing)
+        number = self._put(as_artifact(artifact), None if old is None else old.number)
+        model = _RemoteModel(artifact, number, self._instance, self._reconnect)
+        return self._loaded.put(model, artifact.digest, replacing)
 
     def submit(self, handle: Handle, batch: Batch, *, wait_s: float | None = None) -> Future[Result]:
         """Queue a batch here; it is sent when those before it are done.
@@ -326,7 +330,7 @@ class RemoteDevice:
         body = wire.batch_body(batch)
         if len(body) > self._batch_bytes:
             raise DeviceError(
-                f"the batch has {len(body)} bytes, the server takes {self._batch_bytes}: send it in parts"
+                f"the batch has {len(body)} bytes, the server takes {self._batch_bytes}: send parts of it"
             )
         future = self._lane.submit(lambda: self._run(model, body), wait_s)
         with self._lock:
@@ -370,6 +374,16 @@ class RemoteDevice:
             self._problem = self._problem or reason
             self._lane.close(self._problem, join=False)
 
+    def _put(self, artifact: Artifact, replacing: int | None) -> int:
+        asked = {"digest": artifact.digest, "replacing": replacing}
+        number = self._load(asked)
+        if number is None:
+            self._send(artifact, artifact.digest)
+            number = self._load(asked)
+        if number is None:
+            raise DeviceError(f"{self._connection.place} took artifact {artifact.digest[:12]} and does not know it")
+        return number
+
     def _about(self) -> dict[str, Any]:
         return self._connection.json(self._connection.ask("GET", "device"))
 
@@ -391,18 +405,29 @@ class RemoteDevice:
         self._connection.json(answer)
 
     def _run(self, model: _RemoteModel, body: bytes) -> Result:
-        """Run a batch, in the lane's thread."""
-        try:
-            return self._result(model.number, body)
-        except DeviceLostError as error:
-            self._lose(str(error))
-            raise
-        except DeviceError as error:
-            if self._stop.is_set():  # the server has heard of the end before this batch was done
-                raise DeviceLostError(CLOSED) from error
-            raise
+        """Run a batch, in the lane's thread; where the server was started again meanwhile, anew."""
+        while True:
+            try:
+                return self._result(model, body)
+            except DeviceLostError as error:
+                self._lose(str(error))
+                raise
+            except DeviceError as error:
+                if self._stop.is_set():  # the server has heard of the end before this batch was done
+                    raise DeviceLostError(CLOSED) from error
+                if not self._renewed(model):
+                    raise
 
-    def _result(self, number: int, body: bytes) -> Result:
+    def _renewed(self, model: _RemoteModel) -> bool:
+        """Load a model again on a server that was started again; return False if it was not, or cannot take it."""
+        with contextlib.suppress(OffloadError):
+            instance = self._connection.json(self._connection.ask("GET", "device", patient=True))["instance"]
+            if model.artifact is not None and instance != model.instance:
+                model.number, model.instance = self._put(model.artifact, None), instance
+                return True
+        return False
+
+    def _result(self, model: _RemoteModel, body: bytes) -> Result:
         hold_s = self._patience.hold_s
         end_s = time.monotonic() + self._patience.batch_s
         name = ""
@@ -410,7 +435,7 @@ class RemoteDevice:
             if name:
                 answer = self._connection.ask("GET", f"batches/{name}", patient=True, params={"hold_s": hold_s})
             else:
-                asked = {"model": number, "hold_s": hold_s}
+                asked = {"model": model.number, "digest": model.digest, "hold_s": hold_s}
                 answer = self._connection.ask("POST", "batches", patient=True, params=asked, body=body)
             if answer.status == 200:
                 try:
@@ -420,9 +445,7 @@ class RemoteDevice:
             try:
                 reply = self._connection.json(answer)
                 if "batch" not in reply:
-                    raise DeviceError(
-                        f"{self._connection.place} took a batch without naming it: is it a GreenTrain server?"
-                    )
+                    raise DeviceError(f"{self._connection.place} names no batch: is it a GreenTrain server?")
                 name = str(reply["batch"])
             except QueueFullError:
                 name = ""
@@ -436,15 +459,14 @@ class RemoteDevice:
                 )
 
     def _first_meter(self, about: dict[str, Any]) -> RemoteMeter:
-        device = Device(
-            uid=self._info.uid, kind=DeviceKind(about["kind"] or DeviceKind.FPGA.value), name=self._info.name
-        )
+        kind = DeviceKind(about["kind"] or DeviceKind.FPGA.value)
+        device = Device(uid=self._info.uid, kind=kind, name=self._info.name)
         first = wire.read_energy(self._connection.json(self._connection.ask("GET", "energy")))
         return RemoteMeter(device, first, place=self._connection.place, poll_s=self._patience.poll_s)
 
     def _listen(self) -> None:
         """Ask for the joules, which also tells the server that this client lives."""
-        while not self._stop.wait(self._patience.poll_s) and not self._problem:
+        while not self._stop.wait(self._patience.poll_s) and (self._reconnect or not self._problem):
             begun_s = time.monotonic()
             try:
                 reply = self._connection.json(self._connection.ask("GET", "energy"))
@@ -452,10 +474,14 @@ class RemoteDevice:
             except (OffloadError, wire.MalformedError) as error:
                 self._meter.fail(str(error))
                 continue
-            if reply.get("instance") != self._instance:
+            anew = reply.get("instance") != self._instance
+            if anew and not self._reconnect:
                 self._lose(f"{self._connection.place} was restarted and has lost its models: open the device again")
-            else:
-                self._meter.take(reading, (begun_s + time.monotonic()) / 2)
+            self._instance = str(reply.get("instance"))
+            self._meter.take(reading, (begun_s + time.monotonic()) / 2, anew)
+            if self._problem and self._reconnect:
+                self._lane.close(self._problem)  # waits until its last batch was heard of
+                self._lane, self._problem = WorkQueue(self._lane.name, self._lane.depth), ""
 
 
 def _info(about: dict[str, Any], connection: ServerConnection) -> DeviceInfo:

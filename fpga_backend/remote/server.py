@@ -415,6 +415,8 @@ class DeviceServer:
     def _submit(self, request: HttpRequest, client: str) -> HttpReply:
         number, hold_s = _number(_query(request, "model", "")), self._hold_s(request)
         handle = self._models.handle(number, client)
+        if _query(request, "digest", handle.digest) != handle.digest:  # the number is of a server before this one
+            raise DeviceError(f"model {number} is not the one that was loaded: the server was restarted")
         batch = wire.read_batch(b"".join(_pieces(request, self._limits.batch_bytes)))
 
         def submit() -> Future[Result]:

@@ -38,8 +38,8 @@ class XrtDevice:
             first card that is found.
         depth: Number of batches that may wait.
         timeout_s: A batch that takes longer fails, and the worker with it (s); None: no limit.
-        restarts: Most times a dead worker is replaced, its models loaded again. With 0 the device is lost with its
-            worker, and the artifacts are not kept in memory.
+        restarts: Most times a dead worker is replaced, its models loaded and its batch handed in again. With 0 the
+            device is lost with its worker, and the artifacts are not kept in memory.
         activation_bytes: Bound of the memory that a batch's rows take; a larger batch runs in waves.
         memory_bytes: Use no more of the card's memory; None: all that the design names.
         silicon: A library of the kernels (``csim.build``), which computes in no-op emulation; a card needs none.

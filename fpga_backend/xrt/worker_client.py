@@ -1,9 +1,7 @@
 """Keeps a card's worker at work: what is loaded, what is asked of it, and a new one where it died. For one thread.
 
-A card's worker, seen from the training process: started, asked, and, where it hangs or dies, found out and ended.
-
-A process of its own, because XRT may end the process it is in (``std::terminate`` where it is not set up), and because
-a fresh one has neither the training's CUDA context nor its threads.
+A worker is a process of its own, because XRT may end the process it is in (``std::terminate`` where it is not set up),
+and because a fresh one has neither the training's CUDA context nor its threads.
 """
 
 import contextlib
@@ -17,9 +15,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.batch import Batch, Result
@@ -57,6 +55,7 @@ class Process:
         self._link = ours
         self._lock = threading.Lock()
         self._lost = ""
+        self.hung = False  # it was killed because it gave no answer
         self._words_fd = os.memfd_create("greentrain-xrt-words", os.MFD_CLOEXEC)
         fcntl.fcntl(self._words_fd, fcntl.F_SETFL, os.O_APPEND)
         fd = theirs.socket.fileno()
@@ -143,6 +142,7 @@ class Process:
         poll = select.poll()
         poll.register(self._link.socket, select.POLLIN)
         if not poll.poll(None if timeout_s is None else max(timeout_s * 1000, 1)):
+            self.hung = True
             self._end(f"the worker of the card gave no answer within {timeout_s:g} s and was killed: the card hangs")
             raise DeviceLostError(self._lost)
         received = self._link.receive()
@@ -195,6 +195,9 @@ LOAD_S = 600.0
 """Longest wait for a model to be copied to the card (s)."""
 SMALLEST_BYTES = 1 << 16
 """Shared memory of batches is at least this, and doubled where a batch needs more."""
+TRIES = 3
+"""Workers that may die under one batch, or idle before it, until it is given up: it may be what kills them."""
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,16 +252,17 @@ class WorkerClient:
         Raises:
             DeviceError: It does not fit, or the card failed.
         """
-        self._ready()
-        try:
-            self._load(model, artifact)
-        except DeviceLostError:
-            raise
-        except DeviceError:
-            if old is None:
-                raise
-            self.drop(old)
-            self._load(model, artifact)
+
+        def load() -> None:
+            try:
+                self._load(model, artifact)
+            except DeviceError as error:
+                if old is None or isinstance(error, DeviceLostError):
+                    raise
+                self.drop(old)
+                self._load(model, artifact)
+
+        self._surely(load)
         self._models[model.number] = model
 
     def drop(self, model: CardModel) -> None:
@@ -271,13 +275,15 @@ class WorkerClient:
             self._call({"do": "unload", "model": model.number}, timeout_s=LOAD_S)
 
     def run(self, model: CardModel, batch: Batch) -> Result:
-        """Run a batch.
+        """Run a batch; where its worker died, on the next one.
 
         Raises:
-            DeviceLostError: The worker died, or hung and was killed, or the card was reset.
+            DeviceLostError: No worker is left, several died, or one hung and was killed, or the card was reset.
             DeviceError: The batch failed.
         """
-        self._ready()
+        return self._surely(lambda: self._run(model, batch))
+
+    def _run(self, model: CardModel, batch: Batch) -> Result:
         shape = ipc.BatchShape.of(batch, model.program)
         region = self._room(shape.nbytes)
         ipc.put_batch(batch, shape, region)
@@ -303,6 +309,18 @@ class WorkerClient:
         except BaseException:
             self._process.kill("the card could not be opened")
             raise
+
+    def _surely(self, job: Callable[[], Answer]) -> Answer:
+        """Do a job, and again from its beginning where a worker died: every pass is pure."""
+        died = 0
+        while True:
+            try:
+                self._ready()
+                return job()
+            except DeviceLostError:
+                died += 1
+                if died >= TRIES or self.gone or self._process.hung:
+                    raise
 
     def _ready(self) -> None:
         """Replace a worker that has died, if that is still allowed."""

@@ -22,10 +22,12 @@ from urllib.parse import unquote, urlsplit
 
 from greentrain.errors import ConfigError, GreenTrainError
 from greentrain.utils.http_client import TRY_AGAIN, HttpAnswer
+from greentrain.utils.never_raise import warn
 
 URL_VARIABLE: Final = "GREENTRAIN_URL"
 TOKEN_VARIABLE: Final = "GREENTRAIN_TOKEN"
 TOKEN_FILE_VARIABLE: Final = "GREENTRAIN_TOKEN_FILE"
+PATIENCE_VARIABLE: Final = "GREENTRAIN_PATIENCE_S"
 
 _PORTS: Final[Mapping[str, int]] = {"http": 80, "https": 443}
 _EXAMPLE: Final = "write one such as http://127.0.0.1:8700"
@@ -116,6 +118,8 @@ _MOST_ASIDE = 128
 """Calls from coroutines that are under way at a time: two batches of a server."""
 _LONGEST_S = 30.0
 """Of a wait between two tries."""
+_PATIENCE_S = 900.0
+"""While no server answers: one that is started again loads its models for minutes."""
 _MOST_S = 1e6
 """Of an answer: sockets take no longer time-outs everywhere."""
 
@@ -133,7 +137,9 @@ class ServeClient:
         token: Sent as ``Authorization: Bearer`` to all of them; None: to each the password in its own URL, else the
             environment's ``GREENTRAIN_TOKEN``, else what is in the file that ``GREENTRAIN_TOKEN_FILE`` names.
         timeout_s: Longest wait for one answer (s).
-        tries: Number of tries before a request is given up.
+        patience_s: Time after its first failure until a request is given up (s); None: the environment's
+            ``GREENTRAIN_PATIENCE_S``, else 900. There is one warning when it begins.
+        tries: Most tries as well; None: as many as the time allows.
         back_off_s: Wait after the first failure; it doubles, up to 30 s, less up to half by chance (s).
         batch: Most sequences in a request.
         parallel: Requests at a time of one call.
@@ -148,7 +154,8 @@ class ServeClient:
         *,
         token: str | None = None,
         timeout_s: float = 180.0,
-        tries: int = 6,
+        patience_s: float | None = None,
+        tries: int | None = None,
         back_off_s: float = 0.5,
         batch: int = 64,
         parallel: int = 4,
@@ -158,14 +165,16 @@ class ServeClient:
         if not self._servers:
             raise ConfigError(f"no server: give url, or set {URL_VARIABLE}, such as http://127.0.0.1:8700")
         for name, value in (("tries", tries), ("batch", batch), ("parallel", parallel)):
-            if value < 1:
+            if value is not None and value < 1:
                 raise ConfigError(f"{name}={value}: give at least 1")
         if not 0 < timeout_s <= _MOST_S or not back_off_s >= 0:
             raise ConfigError(
                 f"timeout_s={timeout_s}, back_off_s={back_off_s}: give a time above 0 up to {_MOST_S:g}, and one from 0"
             )
         self._timeout_s = timeout_s
-        self._tries = tries
+        self._patience_s = _patience(patience_s)
+        self._tries = math.inf if tries is None else tries
+        self._waits = False
         self._back_off_s = back_off_s
         self._batch = batch
         self._parallel = parallel
@@ -261,29 +270,41 @@ class ServeClient:
         return self._ask("POST", route, json.dumps(body).encode())
 
     def _ask(self, method: str, route: str, body: bytes | None) -> Mapping[str, Any]:
-        said = ""
-        for attempt in range(self._tries):
+        since_s = None
+        for attempt in itertools.count():
             server = self._servers[attempt % len(self._servers)]
             wait_s = min(_LONGEST_S, self._back_off_s * 2.0 ** min(attempt, 60)) * random.uniform(0.5, 1.0)
             try:
                 answer = self._send(server, method, route, body)
             except (OSError, http.client.HTTPException) as error:
                 said = f"{type(error).__name__}: {error}"
+                if isinstance(error, ssl.SSLCertVerificationError):
+                    raise ServeError(
+                        f"{server.name} has a certificate that this machine does not trust: {said}"
+                    ) from error
             else:
                 if answer.status == 200:
+                    self._waits = False
                     return _object(answer.body, server, route)
                 said = f"HTTP {answer.status}: {answer.body[:500].decode(errors='replace')}"
                 if answer.status not in TRY_AGAIN:
                     raise ServeError(f"{method} {server.name}{route} was refused with {said}. {_remedy(answer.status)}")
                 wait_s = min(_LONGEST_S, max(wait_s, answer.rest_s or 0.0))
-            if attempt + 1 < self._tries:
-                time.sleep(wait_s)
-        where = ", ".join(server.name for server in self._servers)
-        raise ServeError(
-            f"{method} {route} failed {self._tries} times at {where}; the last time with {said}. See whether "
-            "`greentrain serve` runs there and is reachable from here, or give more tries or a longer timeout_s. "
-            "No number was made up in its place"
-        )
+            now_s = time.monotonic()
+            since_s = now_s if since_s is None else since_s
+            left_s = self._patience_s - (now_s - since_s)
+            where = ", ".join(server.name for server in self._servers)
+            if attempt + 1 >= self._tries or left_s <= 0:
+                raise ServeError(
+                    f"{method} {route} failed {attempt + 1} times at {where} in {now_s - since_s:.0f} s; the last time "
+                    f"with {said}. See whether `greentrain serve` runs there and is reachable from here, or be patient "
+                    f"for longer: patience_s, or {PATIENCE_VARIABLE}. No number was made up in its place"
+                )
+            if attempt and not self._waits:
+                self._waits = True
+                warn(f"{where} fails ({said}) and is asked for up to {left_s:.0f} s more", "training waits for it")
+            time.sleep(min(wait_s, left_s))
+        raise AssertionError("the last try returns or raises")
 
     def _send(self, server: Address, method: str, route: str, body: bytes | None) -> HttpAnswer:
         key = os.getpid(), server.name
@@ -304,6 +325,18 @@ class ServeClient:
             with self._lock:
                 self._idle.setdefault(key, []).append(connection)
             return answer
+
+
+def _patience(given_s: float | None) -> float:
+    text = os.environ.get(PATIENCE_VARIABLE) or str(_PATIENCE_S)
+    try:
+        found_s = float(text) if given_s is None else given_s
+    except ValueError:
+        found_s = math.nan
+    if not 0 <= found_s <= _MOST_S:
+        named = f"{PATIENCE_VARIABLE}={text}" if given_s is None else f"patience_s={given_s}"
+        raise ConfigError(f"{named}: give a time from 0 up to {_MOST_S:g} s")
+    return found_s
 
 
 def _exchange(

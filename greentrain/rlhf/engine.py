@@ -28,7 +28,9 @@ from greentrain.rlhf.kinds import PassKind, Place
 from greentrain.utils.never_raise import warn
 
 PATIENCE: Final = 3
-"""Failures in a row after which a device rests. A worker that was killed and replaced has one."""
+"""Failures in a row after which a device rests, and tries of a part at a place before its error is the caller's."""
+LOOK_S: Final = 0.1
+"""Between two looks whether a device is there again that a part waits for (s)."""
 FIRST_REST: Final = 8
 LONGEST_REST: Final = 4096
 """A rest is counted in parts that run elsewhere, and doubles with each further failure."""
@@ -37,19 +39,25 @@ LONGEST_REST: Final = 4096
 class DeviceHealth:
     """Decides whether a device is asked. Any thread may call.
 
-    Lost is for ever; that a worker which died may be replaced is the device's affair, and while it says that it is
-    available, it is asked. A device hangs as long as a part that was given up is still running on it.
+    That a worker which died is replaced is the device's affair: while it says that it is available, it is asked. A
+    device hangs as long as a part that was given up is still running on it.
     """
 
     def __init__(self, device: OffloadDevice) -> None:
         self._device = device
         self.info = device.probe()
-        self.lost = False
-        """True if nothing more comes from it."""
+        self._lost = False
         self._lock = threading.Lock()
         self._hanging = 0
         self._failures = 0
         self._rest = 0
+
+    @property
+    def lost(self) -> bool:
+        """True if nothing comes from it, until it says that it is available again."""
+        if self._lost and self._available():
+            self._lost = False
+        return self._lost
 
     @property
     def hanging(self) -> bool:
@@ -75,7 +83,7 @@ class DeviceHealth:
         """Note a failure."""
         gone = isinstance(error, DeviceLostError) and not self._available()
         with self._lock:
-            self.lost = self.lost or gone
+            self._lost = self._lost or gone
             self._another()
 
     def hangs(self, late: "Future[Result]") -> None:
@@ -115,7 +123,7 @@ class PassStats:
     wait_s: float = 0.0
     """Time that the training stood at the barrier, or in ``submit`` (s); where two threads stand, it counts once."""
     redone: int = 0
-    """Parts that failed at one place and were given to the other."""
+    """Parts that failed at a place and were given to the other, or again to the only one."""
     at_home: int = 0
     """Parts whose results came from home, redone or kept there."""
 
@@ -237,6 +245,11 @@ class EngineState:
         health = self.health(kind, place)
         return not health.lost and (waits or not health.hanging)
 
+    def awaits(self, kind: PassKind, place: Place) -> bool:
+        """Return True if a lost device comes back by itself, so that a part without another place waits for it."""
+        health = self.health(kind, place)
+        return not self._closed and health.lost and health.info.returns
+
     def chosen(self, kind: PassKind, at: Place) -> Place:
         """Return where a new part goes: where it should, unless that is of no use and the other place is."""
         other = Place.HOME if at is Place.DEVICE else Place.DEVICE
@@ -248,20 +261,13 @@ class EngineState:
     # Room
 
     def enter(self, part: "PassTask") -> None:
-        """Wait for room and take it.
-
-        Raises:
-            PassTimeoutError: None was made in time: a device hangs, and its parts have no other place.
-        """
+        """Wait for room and take it. Where a device hangs, its parts go home, or are waited for if they have none."""
         while not self._room.acquire(timeout=self.timeout_s):
             limit_s, now_s = self.timeout_s or 0.0, time.monotonic()
             with self._lock:
                 stuck = [one for one in self._under_way if now_s - one.begun_s >= limit_s]
             if stuck and not self.late(stuck, limit_s):
-                raise PassTimeoutError(
-                    f"{self._depth} parts are under way and none ended within {self.timeout_s:g} s: the device "
-                    "hangs or is too slow; raise timeout_s, or give the pass a home to be redone on"
-                )
+                self.wait_for(stuck, limit_s)
         with self._lock:
             self._under_way.add(part)
 
@@ -307,32 +313,45 @@ class EngineState:
         if place is Place.DEVICE and (size := self.of(kind).part_size) is not None:
             size.ran(sequences, tokens, result.run_s)
 
-    def failed(self, kind: PassKind, place: Place, other: Place | None, error: Exception, sequences: int) -> None:
-        """Count a failure, remember a device that is lost, and warn once of each kind of trouble."""
-        health = self.health(kind, place)
-        if not isinstance(error, PassTimeoutError):  # which its health knows of already
-            health.failed(error)
+    def failed(self, kind: PassKind, place: Place, error: Exception, sequences: int) -> None:
+        """Count a failure, and remember a device that is lost."""
+        if not isinstance(error, PassTimeoutError | QueueFullError):  # its health knows of the first, and is well
+            self.health(kind, place).failed(error)
         if place is Place.DEVICE and (size := self.of(kind).part_size) is not None:
             size.failed(sequences)
-        if other is None:
-            return
-        self.counts.add(kind, PassStats(redone=1))
-        there = self.health(kind, other)
-        alike = "with the same bits" if health.info.exact and there.info.exact else "whose numbers differ by rounding"
-        trouble = "is lost" if health.lost else "failed"
-        further = ", and so is what comes" if health.lost else ""
-        self.tell(
-            f"{health.info.uid} {trouble}",
-            f"{health.info.name} {trouble} ({error}); its {kind} pass is redone on {there.info.name}, {alike}{further}",
-        )
 
-    def tell(self, key: str, text: str) -> None:
+    def redone(self, kind: PassKind, place: Place, to: Place, why: Exception) -> None:
+        """Count a part that is done again, and warn once of each kind of trouble."""
+        health, there = self.health(kind, place), self.health(kind, to)
+        self.counts.add(kind, PassStats(redone=1))
+        lost = health.lost
+        trouble, then = "is lost" if lost else "failed", "training goes on"
+        if to is not place:
+            alike = (
+                "with the same bits" if health.info.exact and there.info.exact else "whose numbers differ by rounding"
+            )
+            what = f"is redone on {there.info.name}, {alike}{', and so is what comes' if lost else ''}"
+        elif lost:
+            what, then = "has no home and waits for it", "training goes on when it is there again"
+        else:
+            what = "is handed in again"
+        self.tell(f"{health.info.uid} {trouble}", f"{health.info.name} {trouble} ({why}); its {kind} pass {what}", then)
+
+    def wait_for(self, parts: Sequence["PassTask"], limit_s: float) -> None:
+        """Say what is waited for, once a device and pass."""
+        for kind, place in {(part.kind, part.at) for part in parts}:
+            info, homeless = self.health(kind, place).info, self.of(kind).home is None
+            remedy = "; give the pass a home to be redone on, or a longer timeout_s" if homeless else ""
+            text = f"{info.name} has worked on a {kind} pass for more than {limit_s:g} s"
+            self.tell(f"{info.uid} {kind} slow", f"{text}{remedy}", "training waits as long as it takes")
+
+    def tell(self, key: str, text: str, then: str = "training goes on") -> None:
         """Warn, once a key."""
         with self._lock:
             told = key in self._told
             self._told.add(key)
         if not told:
-            warn(text)
+            warn(text, then)
 
 
 class PassTask:
@@ -355,7 +374,7 @@ class PassTask:
         self.at = at
         """Where it was given to last."""
         self._lock = threading.Lock()
-        self._tried = {at}
+        self._tries = Counter({at: 1})
         self._inner: Future[Result] | None = None
         self._given_up: tuple[Place, Future[Result]] | None = None  # took too long there, and may yet end
         self._why: Exception | None = None  # it is not where it was tried first
@@ -372,7 +391,7 @@ class PassTask:
         """
         with self._lock:
             self.at = place = self._desk.chosen(self.kind, self.at)
-            self._tried = {place}
+            self._tries = Counter({place: 1})
         try:
             self._hand_in(place, self._desk.timeout_s)
             return
@@ -402,7 +421,8 @@ class PassTask:
         if not inner.cancel():
             self._given_up = place, inner
             self._desk.health(self.kind, place).hangs(inner)
-        self._again(place, other, PassTimeoutError(why), 0.0)
+        self._desk.failed(self.kind, place, error := PassTimeoutError(why), len(self))
+        self._again(place, other, error, 0.0)
         return True
 
     def cancel(self) -> bool:
@@ -476,51 +496,63 @@ class PassTask:
         with self._lock:
             if self._settled or self.at is not place:
                 return
-            other, given_up = self._other(waits=True), self._given_up
-            if other is not None:
-                self._moved(other)
+            self._desk.failed(self.kind, place, error, len(self))
+            to, given_up = self._other(waits=True), self._given_up
+            if to is None and given_up is None:
+                to = self._once_more(place, error)
+            if to is not None:
+                self._moved(to)
             elif given_up is not None:
                 (self.at, self._inner), self._given_up = given_up, None
-        if other is not None:
-            self._again(place, other, error, patience_s)
-            return
-        self._desk.failed(self.kind, place, None, error, len(self))
-        if given_up is None:
+        if to is not None:
+            self._again(place, to, error, patience_s)
+        elif given_up is None:
             self._settle(error=error)
         else:  # heard once more, as it may have ended while it was not asked for
             given_up[1].add_done_callback(partial(self._finished, given_up[0], self._desk.of(self.kind)))
 
-    def _again(self, place: Place, other: Place, why: Exception, patience_s: float | None) -> None:
+    def _again(self, place: Place, to: Place, why: Exception, patience_s: float | None) -> None:
         self._why = why
-        self._desk.failed(self.kind, place, other, why, len(self))
+        self._desk.redone(self.kind, place, to, why)
         try:
-            try:
-                self._hand_in(other, patience_s)
-            except QueueFullError:
-                if patience_s != 0:
-                    raise
-                # it fails in the device's own thread, where nobody may wait for another queue
-                name, job = "greentrain-rlhf-handover", partial(self._forced, other)
-                threading.Thread(target=job, name=name, daemon=True).start()
+            if to is not place or not (isinstance(why, QueueFullError) or self._desk.health(self.kind, to).lost):
+                self._hand_in(to, patience_s)
+                return
+        except QueueFullError:
+            pass
         except Exception as error:
-            self._next(other, error, 0.0)
+            self._next(to, error, 0.0)
+            return
+        # it fails in the device's own thread, where nobody may wait
+        threading.Thread(target=self._forced, args=[to], name="greentrain-rlhf-handover", daemon=True).start()
 
     def _forced(self, place: Place) -> None:
         try:
-            while True:  # until there is room, or cancel() has let go of the batch
+            while True:  # until the device is there and has room, or cancel() has let go of the batch
+                while self._batch is not None and self._desk.health(self.kind, place).lost:
+                    time.sleep(LOOK_S)
                 with contextlib.suppress(QueueFullError):
                     self._hand_in(place, self._desk.timeout_s)
                     return
-        except BaseException as error:
-            self._settle(error=error)
+        except Exception as error:
+            self._next(place, error, 0.0)
+
+    def _once_more(self, place: Place, error: Exception) -> Place | None:
+        """Return where it is tried again that failed wherever it could be tried: every pass is pure."""
+        if isinstance(error, QueueFullError):
+            return place
+        for at in (Place.HOME if place is Place.DEVICE else Place.DEVICE, place):
+            if self._tries[at] < PATIENCE and self._desk.may(self.kind, at, waits=True):
+                return at
+        return place if self._desk.awaits(self.kind, place) else None
 
     def _other(self, *, waits: bool = False) -> Place | None:
         other = Place.HOME if self.at is Place.DEVICE else Place.DEVICE
-        return other if other not in self._tried and self._desk.may(self.kind, other, waits=waits) else None
+        return other if other not in self._tries and self._desk.may(self.kind, other, waits=waits) else None
 
-    def _moved(self, other: Place) -> None:
-        self.at, self._inner = other, None
-        self._tried.add(other)
+    def _moved(self, to: Place) -> None:
+        self.at, self._inner = to, None
+        self._tries[to] += 1
 
     def _settle(
         self, *, result: Result | None = None, error: BaseException | None = None, place: Place | None = None
@@ -592,20 +624,21 @@ class Ticket:
         """Wait for the result: the barrier.
 
         Args:
-            timeout_s: Longest wait (s); None: the engine's. After that the device counts as hanging until it
-                answers, and what it has is redone at home, for which the engine's time is waited.
+            timeout_s: Longest wait for a device (s); None: the engine's. After that it counts as hanging until it
+                answers, and what it has is redone at home, which is waited for as long as it needs. Without a home
+                the engine's time ends in one warning and no error: the device is waited for, too.
 
         Raises:
-            PassTimeoutError: It did not come, and there is no other place to get it from. It may be asked for again.
+            PassTimeoutError: It did not come in ``timeout_s``, and has no home. It may be asked for again.
             PassCancelledError: The pass was cancelled.
-            OffloadError: What went wrong on the device, where there is no other.
+            OffloadError: What went wrong again and again, wherever it was tried.
         """
         self._desk.check_process()
         if not self.done():
             begun_s = time.monotonic()
             try:
                 with self._desk.counts.waiting(self.kind):
-                    self._wait(self._desk.timeout_s if timeout_s is None else timeout_s)
+                    self._wait(timeout_s)
             finally:
                 self._waited(begun_s)
         with self._lock:
@@ -623,16 +656,20 @@ class Ticket:
         """Cancel what has not begun to run; return True if nothing had. What runs, runs to its end."""
         return all([run.cancel() for run in self._runs])
 
-    def _wait(self, limit_s: float | None) -> None:
-        left = self._left(limit_s)
-        if left and limit_s is not None and self._desk.late(left, limit_s):
-            limit_s = self._desk.timeout_s
-            left = self._left(limit_s)
-        if left:
-            raise PassTimeoutError(
-                f"{len(left)} of {len(self._runs)} parts of a {self.kind} pass did not come within {limit_s or 0:g} s: "
-                "the device hangs or is too slow; raise timeout_s, or give the pass a home to be redone on"
-            )
+    def _wait(self, asked_s: float | None) -> None:
+        limit_s = self._desk.timeout_s if asked_s is None else asked_s
+        while left := self._left(limit_s):  # which without a limit are none
+            limit_s = limit_s or 0.0
+            if self._desk.late(left, limit_s):
+                limit_s = self._desk.timeout_s
+                continue
+            if asked_s is not None and any(part.at is Place.DEVICE for part in left):
+                raise PassTimeoutError(
+                    f"{len(left)} of {len(self._runs)} parts of a {self.kind} pass did not come within {limit_s:g} s: "
+                    "the device hangs or is too slow; wait longer, or give the pass a home to be redone on"
+                )
+            self._desk.wait_for(left, limit_s)
+            limit_s = None
 
     def _left(self, limit_s: float | None) -> list[PassTask]:
         """Wait; return what is not done, or nothing where a part has failed for good."""
@@ -647,15 +684,16 @@ class OffloadEngine:
     """Gives passes to their devices and their results to whoever holds the ticket. Any thread may call.
 
     A device that fails costs one warning: the part is redone at the pass's home. A device that is lost is not asked
-    again, one that hangs not until it answers, and one that fails several times in a row more and more seldom. Without
-    a home the error is raised where the result is needed. A pass that is kept at home and fails there is redone on the
-    device in the same way.
+    until it says that it is available, one that hangs not until it answers, and one that fails several times in a row
+    more and more seldom. Without a home the part is tried again, and a device that comes back by itself is waited for;
+    the error is raised, where the result is needed, after the third failure or a loss for good. A pass that is kept at
+    home and fails there is redone on the device in the same way.
 
     Args:
         passes: One of each kind.
         depth: Parts that may be under way at a time; more wait in ``submit``.
         timeout_s: Longest wait of a barrier, or a ``submit`` without room: then the device counts as hanging and its
-            passes are redone at home (s); None: for ever.
+            passes are redone at home, or waited for with a warning (s); None: never.
         sequential: ``submit`` returns when the pass has run, as if there were no other device: the order of the
             published baseline, and what concurrent results are compared with.
 
@@ -709,8 +747,7 @@ class OffloadEngine:
         Raises:
             BatchError: The batch does not fit the model.
             ConfigError: There is no such pass, or it has no home.
-            PassTimeoutError: There was no room in time.
-            OffloadError: The device failed at once, and there is no home.
+            OffloadError: The device failed at once and again, and there is no home.
         """
         desk = self._desk
         desk.check_process()

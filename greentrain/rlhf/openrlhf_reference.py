@@ -18,7 +18,7 @@ from torch import Tensor
 
 from greentrain.errors import ConfigError
 from greentrain.rlhf.batching import padded_logprobs, unpadded
-from greentrain.rlhf.client import TOKEN_FILE_VARIABLE, URL_VARIABLE, ServeClient
+from greentrain.rlhf.client import PATIENCE_VARIABLE, TOKEN_FILE_VARIABLE, URL_VARIABLE, ServeClient
 from greentrain.utils.never_raise import warn_experimental
 
 
@@ -80,7 +80,8 @@ class WithoutGpu:
 
     def options(self, **given: Any) -> Any:
         """Return the class with the options, less the GPU."""
-        told = {name: os.environ[name] for name in (URL_VARIABLE, TOKEN_FILE_VARIABLE) if name in os.environ}
+        names = (URL_VARIABLE, TOKEN_FILE_VARIABLE, PATIENCE_VARIABLE)
+        told = {name: os.environ[name] for name in names if name in os.environ}
         return self._actor.options(**{**given, "num_gpus": 0, "runtime_env": {"env_vars": told}})
 
 

@@ -35,7 +35,7 @@ else:
     except ImportError:  # the function needs nothing of verl
         _Base = object
 
-_OPTIONS = ("url", "timeout_s", "tries", "batch", "parallel")
+_OPTIONS = ("url", "timeout_s", "patience_s", "tries", "batch", "parallel")
 
 
 async def compute_score(
@@ -47,7 +47,8 @@ async def compute_score(
     url: str | None = None,
     prompt_key: str | None = None,
     timeout_s: float = 180.0,
-    tries: int = 6,
+    patience_s: float | None = None,
+    tries: int | None = None,
     **_: Any,
 ) -> dict[str, float]:
     """Return the reward of a response.
@@ -61,7 +62,8 @@ async def compute_score(
         prompt_key: Key of the prompt's text in ``extra_info``, which then precedes the response; None: the response
             is scored alone.
         timeout_s: Longest wait for one answer (s).
-        tries: Number of tries before the run is stopped.
+        patience_s: As :class:`greentrain.rlhf.client.ServeClient` has it: until the run is stopped (s).
+        tries: Most tries as well.
 
     Raises:
         ServeError: The server gave no reward.
@@ -77,7 +79,7 @@ async def compute_score(
                 "write the prompt there when the data set is made, or use OffloadRewardManager"
             )
         prompt = found
-    return {"score": (await _client(url, timeout_s, tries).rewards_async([prompt + solution_str]))[0]}
+    return {"score": (await _client(url, timeout_s, patience_s, tries).rewards_async([prompt + solution_str]))[0]}
 
 
 class OffloadRewardManager(_Base):
@@ -149,6 +151,6 @@ def client_options(config: Any) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=8)
-def _client(url: str | None, timeout_s: float, tries: int) -> ServeClient:
+def _client(url: str | None, timeout_s: float, patience_s: float | None, tries: int | None) -> ServeClient:
     """Return one client a worker process, so that connections are kept."""
-    return ServeClient(url, timeout_s=timeout_s, tries=tries)
+    return ServeClient(url, timeout_s=timeout_s, patience_s=patience_s, tries=tries)

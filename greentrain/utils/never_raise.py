@@ -55,9 +55,9 @@ def once(tell: Callable[[str], None]) -> Callable[[str], None]:
     return told
 
 
-def warn(text: str) -> None:
-    """Show a warning; where the user turns warnings into errors, log it instead."""
-    _show(f"{text}; training goes on")
+def warn(text: str, then: str = "training goes on") -> None:
+    """Show a warning and what becomes of the training; where the user turns warnings into errors, log it instead."""
+    _show(f"{text}; {then}")
 
 
 _UNPROVEN: set[str] = set()

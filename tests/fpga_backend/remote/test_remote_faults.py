@@ -274,8 +274,9 @@ def test_an_artifact_larger_than_the_server_takes(gated: Gated) -> None:
     assert "1000" in str(error)
 
 
-def test_a_server_that_ends_loses_what_waits(gated: Gated, server: DeviceServer, remote: RemoteDevice) -> None:
+def test_a_server_that_ends_loses_what_waits(gated: Gated, server: DeviceServer) -> None:
     artifact = encoder()
+    remote = RemoteDevice(server.url, token=server.token, patience=QUICK, reconnect=False)
     handle = remote.load(artifact)
     gated.go.clear()
     futures = [remote.submit(handle, sequences(artifact)) for _ in range(4)]
@@ -286,6 +287,7 @@ def test_a_server_that_ends_loses_what_waits(gated: Gated, server: DeviceServer,
     assert not remote.probe().available
     assert remote.probe().reason
     assert isinstance(raised(remote.load, artifact), DeviceLostError)
+    remote.close()
 
 
 def test_a_batch_that_takes_too_long_fails_alone(gated: Gated, server: DeviceServer) -> None:
@@ -332,7 +334,8 @@ def test_a_device_lost_behind_the_server_is_lost_here(gated: Gated, remote: Remo
 def test_a_restarted_server_is_noticed(gated: Gated) -> None:
     first = serve(gated, token="the same token again")
     port = int(first.url.rpartition(":")[2])
-    device = RemoteDevice(first.url, token=first.token, patience=QUICK)
+    device = RemoteDevice(first.url, token=first.token, patience=QUICK, reconnect=False)
+    assert not device.probe().returns
     device.load(encoder())
     first.close()
     with serve(gated, port=port, token="the same token again"):
@@ -341,6 +344,68 @@ def test_a_restarted_server_is_noticed(gated: Gated) -> None:
             time.sleep(0.02)
         assert "restarted" in device.probe().reason
         device.close()
+
+
+def again(first: DeviceServer, device: Gated) -> DeviceServer:
+    """A server at the same address, as a supervisor starts it again."""
+    return serve(device, port=address_of(first)[1], token=first.token)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["in order", "the other first"])
+def test_a_server_that_is_started_again_gets_models_and_batches_again(gated: Gated, order: tuple[int, int]) -> None:
+    """Also what it had and not answered; a number of the first server is never read as another model of the second."""
+    models = [encoder(seed=0), encoder(seed=1)]
+    wanted = [rows_of(gated.inner.submit(gated.inner.load(m), sequences(m)).result(240)) for m in models]
+    first = serve(gated, token="the same token again")
+    patience = RemoteTimeouts(batch_s=240.0, load_s=240.0, silence_s=1.0, lost_s=240.0, hold_s=0.1, poll_s=3600.0)
+    with closing(RemoteDevice(first.url, token=first.token, patience=patience)) as device:
+        assert device.probe().returns
+        handles = [device.load(model) for model in models]
+        gated.go.clear()
+        futures = [device.submit(handles[i], sequences(models[i])) for i in order]
+        while not first._batches._waiting:  # handed in, and not answered
+            time.sleep(0.01)
+        first.close()
+        other = Gated()
+        with closing(other), again(first, other):
+            gated.go.set()
+            for i, future in zip(order, futures, strict=True):
+                assert [row.tobytes() for row in rows_of(future.result(240))] == [row.tobytes() for row in wanted[i]]
+            assert len(other.loads) == 2
+            device.load(models[0])  # it knows that one
+
+
+def test_joules_go_on_where_a_server_counts_anew(gated: Gated) -> None:
+    gated.reading = EnergyReading(energy_j=1000.0, provenance=Provenance.MODELLED, note="a model")
+    first = serve(gated, token="the same token again")
+    with closing(RemoteDevice(first.url, token=first.token, patience=QUICK)) as device:
+        gated.reading = EnergyReading(energy_j=1005.0, provenance=Provenance.MODELLED, note="a model")
+        assert wait_for(lambda: device.energy().energy_j == 5.0)
+        first.close()
+        other = Gated()
+        other.reading = EnergyReading(energy_j=2.0, provenance=Provenance.MODELLED, note="a model")
+        with closing(other), again(first, other) as second:
+            assert wait_for(lambda: device._instance == second._instance)
+            other.reading = EnergyReading(energy_j=3.5, provenance=Provenance.MODELLED, note="a model")
+            assert wait_for(lambda: device.energy().energy_j == 6.5)
+
+
+def test_a_lost_server_that_comes_back_is_used_again(gated: Gated) -> None:
+    artifact = encoder()
+    wanted = rows_of(gated.inner.submit(gated.inner.load(artifact), sequences(artifact)).result(240))
+    first = serve(gated, token="the same token again")
+    with closing(RemoteDevice(first.url, token=first.token, patience=QUICK)) as device:
+        handle = device.load(artifact)
+        first.close()
+        assert isinstance(device.submit(handle, sequences(artifact)).exception(240), DeviceLostError)
+        assert not device.probe().available and "did not answer" in device.probe().reason
+        other = Gated()
+        with closing(other), again(first, other):
+            deadline_s = time.monotonic() + 240.0
+            while not device.probe().available and time.monotonic() < deadline_s:
+                time.sleep(0.02)
+            found = rows_of(device.submit(handle, sequences(artifact)).result(240))
+            assert [row.tobytes() for row in found] == [row.tobytes() for row in wanted]
 
 
 def test_joules_are_the_other_machines_and_say_so(gated: Gated, server: DeviceServer) -> None:

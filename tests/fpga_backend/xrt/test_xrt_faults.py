@@ -13,6 +13,7 @@ import pytest
 
 from greentrain.fpga_backend.batch import Result
 from greentrain.fpga_backend.errors import DeviceLostError, QueueFullError
+from greentrain.fpga_backend.xrt import worker_client
 from greentrain.fpga_backend.xrt.device import XrtDevice
 from greentrain.testing.offload_models import decoder, sequences
 
@@ -37,28 +38,24 @@ def same(a: Result, b: Result) -> bool:
     return [row.tobytes() for row in a.logprobs or ()] == [row.tobytes() for row in b.logprobs or ()]
 
 
-def test_a_killed_worker_fails_its_batch_and_the_next_ones_run(
-    opened: Open, slow: Callable[[int], dict[str, str]]
-) -> None:
-    """Several times, at random moments of a batch."""
+def test_a_killed_worker_loses_no_batch(opened: Open, slow: Callable[[int], dict[str, str]]) -> None:
+    """Killed while it idles, and at random moments of a batch: what was handed in has the bits of the first time."""
     rng, times = random.Random(3), 3
     device = opened(environ=slow(2000), restarts=times)
     handle = device.load(ARTIFACT)
     wanted = device.submit(handle, BATCH).result(60)
-    for _ in range(times):
+    for idle in (True, False, False):
         pid = device.worker_pid
+        if idle:
+            os.kill(pid, signal.SIGKILL)
         future = device.submit(handle, BATCH)
-        time.sleep(rng.uniform(0.0, 0.03))
-        os.kill(pid, signal.SIGKILL)
-        error = future.exception(60)
-        assert error is None or (
-            isinstance(error, DeviceLostError) and "has died: it was ended by signal 9 (SIGKILL)" in str(error)
-        )
-        following = device.submit(handle, BATCH)
-        if error is None:  # it was quicker than the signal, which then meets the next one
-            following.exception(60)
-            following = device.submit(handle, BATCH)
-        assert same(following.result(60), wanted)
+        if not idle:
+            time.sleep(rng.uniform(0.0, 0.03))
+            os.kill(pid, signal.SIGKILL)
+        assert same(future.result(60), wanted)
+        assert same(
+            device.submit(handle, BATCH).result(60), wanted
+        )  # the first one may have been quicker than the signal
         assert device.worker_pid != pid
         assert device.probe().available
     os.kill(device.worker_pid, signal.SIGKILL)
@@ -67,6 +64,29 @@ def test_a_killed_worker_fails_its_batch_and_the_next_ones_run(
         device.submit(handle, BATCH)
     assert not device.probe().available
     assert "SIGKILL" in device.probe().reason
+
+
+def test_a_batch_under_which_every_worker_dies_is_given_up_and_the_next_one_runs(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_client, "TRIES", 2)
+    device = opened(restarts=5)
+    handle = device.load(ARTIFACT)
+    wanted = device.submit(handle, BATCH).result(60)
+    with monkeypatch.context() as patched:
+        pids: list[int] = []
+
+        def poison(self: worker_client.WorkerClient, *_: object) -> Result:
+            pids.append(self.pid)
+            os.kill(self.pid, signal.SIGKILL)
+            self._call({"do": "ping", "nbytes": 0})
+            raise AssertionError("the worker is dead")
+
+        patched.setattr(worker_client.WorkerClient, "_run", poison)
+        assert isinstance(device.submit(handle, BATCH).exception(60), DeviceLostError)
+    assert len(set(pids)) == 2
+    assert device.probe().available
+    assert same(device.submit(handle, BATCH).result(60), wanted)
 
 
 def test_without_restarts_the_device_is_lost_and_what_waits_fails(

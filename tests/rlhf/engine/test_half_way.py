@@ -63,10 +63,10 @@ def test_a_stream_that_is_cancelled_in_the_middle_of_its_hand_in(reward: Artifac
 
 
 def test_parts_before_one_that_is_refused_are_cancelled(reward: Artifact, closing: Closing) -> None:
-    device = Flaky(Emulator(), {0: Fault.HANGS, 2: Fault.REFUSED})
+    device = Flaky(Emulator(), {0: Fault.HANGS, **dict.fromkeys((2, 3, 4), Fault.REFUSED)})
     closing(device)
     engine = OffloadEngine([place(REWARD, reward, device, sequences=1)], depth=3)
-    with pytest.raises(DeviceError, match="refusal"):
+    with pytest.warns(UserWarning, match="handed in again"), pytest.raises(DeviceError, match="refusal"):
         engine.submit(REWARD, BATCH)
     assert len(engine._desk.under_way(REWARD)) <= 1, "the first runs, the second must not"
     assert REWARD not in engine.stats() or engine.stats()[REWARD].calls == 0

@@ -324,11 +324,11 @@ def test_a_wrong_rollout_does_not_take_the_others_with_it(
 def test_a_hand_in_that_fails_is_tried_again_at_the_barrier(
     reward: Artifact, closing: Closing, wanted: npt.NDArray[np.float32]
 ) -> None:
-    device = Flaky(Emulator(), {0: Fault.REFUSED})
+    device = Flaky(Emulator(), dict.fromkeys(range(3), Fault.REFUSED))
     closing(device)
     stream = Stream(OffloadEngine([place(REWARD, reward, device)]), REWARD, sequences=2)
     stream.add(0, BATCH.ids[0])
-    with pytest.raises(DeviceError, match="refusal"):
+    with pytest.warns(UserWarning, match="handed in again"), pytest.raises(DeviceError, match="refusal"):
         stream.add(1, BATCH.ids[1])
     stream.add(2, BATCH.ids[2])
     assert np.array_equal(scores(stream.result([0, 1, 2])), wanted[:3])

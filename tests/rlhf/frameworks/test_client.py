@@ -3,9 +3,12 @@
 import asyncio
 import json
 import os
+import re
+import ssl
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -13,6 +16,7 @@ from typing import Any
 import pytest
 
 from greentrain.errors import ConfigError
+from greentrain.rlhf import client as client_module
 from greentrain.rlhf.client import ServeClient, ServeError
 from tests.rlhf.frameworks.conftest import Served
 
@@ -153,6 +157,81 @@ def test_a_server_that_is_down_is_named_with_the_remedy(closed_port: str) -> Non
         client.rewards(["a"])
 
 
+class Clock:
+    """Time that passes by waiting alone."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.waits_s: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, wait_s: float) -> None:
+        self.waits_s.append(wait_s)
+        self.now_s += wait_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(client_module, "time", clock)
+    return clock
+
+
+def test_a_server_that_loads_models_for_minutes_is_waited_for(scripted: Scripted, clock: Clock) -> None:
+    """By time and not by tries, with one warning for each time that it is away."""
+    away: Answer = (503, {}, {})
+    with ServeClient(scripted.url) as client:
+        for tries in (20, 3, 1):
+            scripted.answers = [away] * tries
+            begun_s, clock.waits_s = clock.now_s, []
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                assert client.rewards(["abc"]) == [3.0]
+            assert len(clock.waits_s) == tries
+            texts = [str(one.message) for one in told]
+            assert len(texts) == (tries > 1), texts
+            if tries == 20:
+                assert 200.0 < clock.now_s - begun_s < 900.0
+                assert all(15.0 <= wait_s <= 30.0 for wait_s in clock.waits_s[7:]), (
+                    "doubled up to 30 s, less up to half"
+                )
+                assert re.search(
+                    r"127.0.0.1.* fails \(HTTP 503.*asked for up to (900|89\d) s more; training waits for it", texts[0]
+                )
+
+
+@pytest.mark.parametrize(
+    ("given", "variable", "patience_s"), [({}, "", 900.0), ({}, "60", 60.0), ({"patience_s": 5.0}, "60", 5.0)]
+)
+def test_patience_is_given_or_of_the_environment(
+    closed_port: str,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    given: dict[str, Any],
+    variable: str,
+    patience_s: float,
+) -> None:
+    monkeypatch.setenv("GREENTRAIN_PATIENCE_S", variable)
+    with (
+        ServeClient(closed_port, **given) as client,
+        pytest.warns(UserWarning, match=f"{closed_port} fails"),
+        pytest.raises(ServeError, match=rf"times at {closed_port} in {patience_s:.0f} s; .*GREENTRAIN_PATIENCE_S"),
+    ):
+        client.rewards(["a"])
+    assert clock.now_s == pytest.approx(patience_s), "the last try is at the end of it"
+
+
+def test_a_certificate_that_is_not_trusted_gets_no_better(closed_port: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise ssl.SSLCertVerificationError("self-signed certificate")
+
+    monkeypatch.setattr(client_module, "_exchange", refuse)
+    with ServeClient(closed_port) as client, pytest.raises(ServeError, match=r"does not trust.*self-signed"):
+        client.rewards(["a"])
+
+
 def test_a_server_that_is_silent_is_given_up(scripted: Scripted) -> None:
     scripted.answers = [(200, {"Content-Length": "1000"}, b"{")]
     with (
@@ -218,7 +297,11 @@ def test_a_hundred_rollouts_are_asked_for_at_a_time(scripted: Scripted) -> None:
 
 
 def test_many_tries_do_not_end_in_a_number_too_large(closed_port: str) -> None:
-    with ServeClient(closed_port, tries=1100, back_off_s=0.0) as client, pytest.raises(ServeError, match="1100 times"):
+    with (
+        ServeClient(closed_port, tries=1100, back_off_s=0.0) as client,
+        pytest.warns(UserWarning, match="fails"),
+        pytest.raises(ServeError, match="1100 times"),
+    ):
         client.rewards(["a"])
 
 
@@ -234,6 +317,8 @@ def test_many_tries_do_not_end_in_a_number_too_large(closed_port: str) -> None:
         ({"url": "127.0.0.1:8700"}, "no address"),
         ({"url": "ftp://any:secret@x"}, "url='x'"),
         ({"url": "http://x", "tries": 0}, "tries=0"),
+        ({"url": "http://x", "patience_s": -1.0}, "patience_s=-1.0"),
+        ({"url": "http://x", "patience_s": float("nan")}, "patience_s=nan"),
         ({"url": "http://x", "batch": 0}, "batch=0"),
         ({"url": "http://x", "timeout_s": 0.0}, "timeout_s=0.0"),
     ],
@@ -242,6 +327,12 @@ def test_wrong_settings_are_refused(options: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says) as refused:
         ServeClient(**options)
     assert "secr" not in str(refused.value)
+
+
+def test_a_patience_that_is_no_time_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GREENTRAIN_PATIENCE_S", "ten minutes")
+    with pytest.raises(ConfigError, match="GREENTRAIN_PATIENCE_S=ten minutes"):
+        ServeClient("http://x")
 
 
 def test_the_client_needs_the_standard_library_alone() -> None:

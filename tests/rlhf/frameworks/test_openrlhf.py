@@ -89,13 +89,20 @@ def test_the_trainer_is_started_with_the_class_replaced(
     assert ran["name"] == "openrlhf.cli.train_ppo_ray"
     assert isinstance(ran["actor"], WithoutGpu)
     monkeypatch.setenv("GREENTRAIN_TOKEN_FILE", "/token")
+    monkeypatch.setenv("GREENTRAIN_PATIENCE_S", "60")
     given = ran["actor"].options(num_cpus=1, num_gpus=1, resources=None, scheduling_strategy="group")
     assert given == {
         "num_cpus": 1,
         "num_gpus": 0,
         "resources": None,
         "scheduling_strategy": "group",
-        "runtime_env": {"env_vars": {"GREENTRAIN_URL": served.url, "GREENTRAIN_TOKEN_FILE": "/token"}},
+        "runtime_env": {
+            "env_vars": {
+                "GREENTRAIN_URL": served.url,
+                "GREENTRAIN_TOKEN_FILE": "/token",
+                "GREENTRAIN_PATIENCE_S": "60",
+            }
+        },
     }
     monkeypatch.delenv("GREENTRAIN_URL")
     with pytest.raises(ConfigError, match="GREENTRAIN_URL"):
