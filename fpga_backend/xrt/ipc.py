@@ -136,12 +136,7 @@ class BatchShape:
     @property
     def rows(self) -> tuple[int, ...]:
         """Numbers of each array of the batch: lengths, prompts, ids, types."""
-        return (
-            self.sequences,
-            self.sequences * self.prompts,
-            self.tokens,
-            self.tokens * self.types,
-        )
+        return (self.sequences, self.sequences * self.prompts, self.tokens, self.tokens * self.types)
 
     @property
     def answer(self) -> int:

@@ -130,13 +130,7 @@ class Worker:
             self._card = None
 
     def _open(
-        self,
-        *,
-        address: str | int,
-        xclbin: str,
-        silicon: str | None,
-        memory_bytes: int | None,
-        activation_bytes: int,
+        self, *, address: str | int, xclbin: str, silicon: str | None, memory_bytes: int | None, activation_bytes: int
     ) -> dict[str, Any]:
         self._activation_bytes = activation_bytes
         fabric = None if silicon is None else simulated_kernels(Path(silicon))

@@ -172,7 +172,13 @@ class ServeClient:
                 f"timeout_s={timeout_s}, back_off_s={back_off_s}: give a time above 0 up to {_MOST_S:g}, and one from 0"
             )
         self._timeout_s = timeout_s
-        self._patience_s = _patience(patience_s)
+        patient = os.environ.get(PATIENCE_VARIABLE) or _PATIENCE_S if patience_s is None else patience_s
+        try:
+            self._patience_s = float(patient)
+        except ValueError:
+            self._patience_s = math.nan
+        if not 0 <= self._patience_s <= _MOST_S:
+            raise ConfigError(f"patience_s or {PATIENCE_VARIABLE} is {patient}: give a time from 0 up to {_MOST_S:g} s")
         self._tries = math.inf if tries is None else tries
         self._waits = False
         self._back_off_s = back_off_s
@@ -325,18 +331,6 @@ class ServeClient:
             with self._lock:
                 self._idle.setdefault(key, []).append(connection)
             return answer
-
-
-def _patience(given_s: float | None) -> float:
-    text = os.environ.get(PATIENCE_VARIABLE) or str(_PATIENCE_S)
-    try:
-        found_s = float(text) if given_s is None else given_s
-    except ValueError:
-        found_s = math.nan
-    if not 0 <= found_s <= _MOST_S:
-        named = f"{PATIENCE_VARIABLE}={text}" if given_s is None else f"patience_s={given_s}"
-        raise ConfigError(f"{named}: give a time from 0 up to {_MOST_S:g} s")
-    return found_s
 
 
 def _exchange(

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -169,7 +169,8 @@ class EdiMeter:
             return False
         self._note_idle(record, whole[Hardware.OFFLOAD], spans)
         for stage, span in spans.computed.items():
-            self._update(stage, Hardware.GPU, record.tokens, span.seconds, span.joules, 0.0)
+            known = {"stage": stage, "hardware": Hardware.GPU, "tokens": record.tokens, "busy_s": span.seconds}
+            self._update(span.joules, idle_j=0.0, **known)
         busy_s = sum(record.offload_s.values())
         for stage, own_s in record.offload_s.items():
             if own_s > 0:
@@ -197,29 +198,11 @@ class EdiMeter:
             wait_j = gpu_idle_w * wait.seconds if gpu_idle_w is not None else (None if wait.seconds > 0 else 0.0)
             idle_j = None if wait_j is None else kept_j * own_s / busy_s + wait_j
         origins = worst(card.provenance, idle_from, gpu_from if wait.seconds > 0 else Provenance.MEASURED)
-        joules = EnergyReading(energy_j=active_j, provenance=origins)
-        self._update(stage, Hardware.OFFLOAD, record.tokens, own_s, joules, idle_j)
+        known = {"stage": stage, "hardware": Hardware.OFFLOAD, "tokens": record.tokens, "busy_s": own_s}
+        self._update(EnergyReading(energy_j=active_j, provenance=origins), idle_j=idle_j, **known)
 
-    def _update(
-        self,
-        stage: Stage,
-        hardware: Hardware,
-        tokens: float,
-        busy_s: float,
-        active: EnergyReading,
-        idle_j: float | None,
-    ) -> None:
-        self.matrix.update(
-            EdiReading(
-                stage=stage,
-                hardware=hardware,
-                tokens=tokens,
-                busy_s=busy_s,
-                active_j=active.energy_j,
-                idle_j=idle_j,
-                provenance=active.provenance,
-            )
-        )
+    def _update(self, active: EnergyReading, **known: Any) -> None:
+        self.matrix.update(EdiReading(active_j=active.energy_j, provenance=active.provenance, **known))
 
 
 @dataclass(slots=True)

@@ -189,7 +189,7 @@ class EngineState:
         self.timeout_s = timeout_s
         self.stale: set[tuple[PassKind, Place]] = set()
         """Where a pass has weights that it should not have any more."""
-        self._closed = False
+        self.closed = False
         self._owner_pid = os.getpid()
         self._depth = depth
         self._room = threading.BoundedSemaphore(depth)
@@ -226,13 +226,11 @@ class EngineState:
         """Cancel what has not begun; what fails from now on is not redone, and no word is said about it."""
         if os.getpid() != self._owner_pid:
             return
-        self._closed = True
+        self.closed = True
         with self._lock:
             left = list(self._under_way)
         for part in left:
             part.cancel()
-
-    # Where
 
     def health(self, kind: PassKind, place: Place) -> DeviceHealth:
         """Return what is known of the device that a pass has at a place."""
@@ -240,15 +238,10 @@ class EngineState:
 
     def may(self, kind: PassKind, place: Place, *, waits: bool = False) -> bool:
         """Return True if a part may be given to a place: where it ``waits``, also behind what takes too long there."""
-        if self._closed or (place is Place.HOME and self.of(kind).home is None) or (kind, place) in self.stale:
+        if self.closed or (place is Place.HOME and self.of(kind).home is None) or (kind, place) in self.stale:
             return False
         health = self.health(kind, place)
         return not health.lost and (waits or not health.hanging)
-
-    def awaits(self, kind: PassKind, place: Place) -> bool:
-        """Return True if a lost device comes back by itself, so that a part without another place waits for it."""
-        health = self.health(kind, place)
-        return not self._closed and health.lost and health.info.returns
 
     def chosen(self, kind: PassKind, at: Place) -> Place:
         """Return where a new part goes: where it should, unless that is of no use and the other place is."""
@@ -257,8 +250,6 @@ class EngineState:
             return at
         usable = (kind, at) not in self.stale and self.health(kind, at).asked()
         return at if usable else other
-
-    # Room
 
     def enter(self, part: "PassTask") -> None:
         """Wait for room and take it. Where a device hangs, its parts go home, or are waited for if they have none."""
@@ -303,8 +294,6 @@ class EngineState:
             if self.health(part.kind, part.at).hanging:
                 part.late(why)
         return any(moved)
-
-    # What happens
 
     def worked(self, kind: PassKind, place: Place, sequences: int, tokens: int, result: Result) -> None:
         """Count a result."""
@@ -544,7 +533,8 @@ class PassTask:
         for at in (Place.HOME if place is Place.DEVICE else Place.DEVICE, place):
             if self._tries[at] < PATIENCE and self._desk.may(self.kind, at, waits=True):
                 return at
-        return place if self._desk.awaits(self.kind, place) else None
+        health = self._desk.health(self.kind, place)
+        return place if health.lost and health.info.returns and not self._desk.closed else None
 
     def _other(self, *, waits: bool = False) -> Place | None:
         other = Place.HOME if self.at is Place.DEVICE else Place.DEVICE

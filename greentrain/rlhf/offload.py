@@ -56,9 +56,8 @@ def compiled(kind: PassKind, given: PassSettings, *, cache: bool = False) -> Art
     if (folder / MANIFEST).exists():
         return _of_kind(kind, load(folder), folder)
     if not (folder / "config.json").exists():
-        hint = (
-            "merge the adapter into its model first" if (folder / "adapter_config.json").exists() else "save it there"
-        )
+        adapter = (folder / "adapter_config.json").exists()
+        hint = "merge the adapter into its model first" if adapter else "save it there"
         raise ConfigError(
             f"{kind}.model is {given.model!r}, which holds neither config.json, of a Hugging Face model, nor "
             f"{MANIFEST}, of a compiled one: {hint}"

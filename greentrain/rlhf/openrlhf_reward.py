@@ -2,8 +2,8 @@
 
 Read against OpenRLHF 0.11.0 (3c3be623) and 0.11.2, not run in OpenRLHF. The plain way needs no file:
 ``--reward.remote_url http://127.0.0.1:8700/get_reward``. This one adds what OpenRLHF's own client lacks: a token that
-stands in no command line, waits that grow between tries, several servers of which one may be down, and an error that
-says what to do (OpenRLHF logs a failed reward as information and stops later, for a reason that names no server)::
+stands in no command line, waits of minutes for a server, several of which one may be down, and an error that says what
+to do (OpenRLHF logs a failed reward as information and stops later, for a reason that names no server)::
 
     export GREENTRAIN_URL=http://127.0.0.1:8700 GREENTRAIN_TOKEN_FILE=~/.greentrain-token
     --reward.remote_url "$(python -c 'import greentrain.rlhf.openrlhf_reward as m; print(m.__file__)')"

@@ -1,13 +1,6 @@
 """ROLL's reward and reference workers on ``greentrain serve``. Read against ROLL v0.3.0 (8eb27cc2), not run in ROLL.
 
-Two lines of a recipe's YAML choose them; both run on the CPU, so they have no ``device_mapping``::
-
-    rewards:
-      model: {worker_cls: greentrain.rlhf.roll_workers.OffloadRewardWorker, world_size: 1, tag_included: [...],
-              system_envs: {GREENTRAIN_URL: "http://127.0.0.1:8700"}}
-    reference: {worker_cls: greentrain.rlhf.roll_workers.OffloadReferenceWorker, world_size: 1,
-                system_envs: {GREENTRAIN_URL: "http://127.0.0.1:8700"}}
-
+``worker_cls`` in a recipe's YAML chooses them (recipes/roll); both run on the CPU, so they have no ``device_mapping``.
 ROLL scores each rollout as it finishes. It waits for the reference before it goes on (rlvr_pipeline.py: run), so that
 pass is moved and not hidden. ROLL does not divide logits by the sampling temperature when it computes log-probabilities
 (strategy.py: op_compute_log_probs): compile the reference with temperature 1.

@@ -1,13 +1,5 @@
 """Where each pass runs, decided while the training runs.
 
-    scheduler = StageScheduler(engine, EdiRule(), session)
-    for prompts in loader:
-        with scheduler.stage(Stage.GENERATE): ...
-        rewards = scheduler.submit(PassKind.REWARD, batch)       # a ticket, as the engine's
-        reference = scheduler.submit(PassKind.REFERENCE, batch)
-        with scheduler.stage(Stage.TRAIN): ...                   # asks for the results where it needs them
-        scheduler.step_end(tokens=output_tokens)
-
 First every placement of every pass is tried in turn. Then, every so many steps, the policy decides from what was
 measured, and the plan changes at that step's end, on all ranks alike. A pass that stays on the GPU runs at the engine's
 home. Between two decisions a batch whose sequences are longer than the window allows goes home by itself: that is the
@@ -359,8 +351,6 @@ class StageScheduler(OffloadEngine):
         self._tokens = 0.0
         self._taken: dict[Stage, float] = {}  # tokens that a stage's passes take, for each output token
 
-    # What a training calls
-
     def where(self, what: Stage | PassKind) -> Where:
         """Return where a stage, or a pass, runs in this step."""
         if isinstance(what, PassKind) and self._engine.of(what).home is None:
@@ -433,8 +423,6 @@ class StageScheduler(OffloadEngine):
         self._before = self._engine.stats()
         self._begun_s = time.monotonic()
 
-    # What is known
-
     @property
     def plan(self) -> Plan:
         """What is in force in this step; while placements are tried, a trial."""
@@ -444,8 +432,6 @@ class StageScheduler(OffloadEngine):
     def profiling(self) -> bool:
         """True while this step tries a placement."""
         return self._placements.trial(self._steps) is not None
-
-    # Inside
 
     def _window(self, stage: Stage, begun_s: float, *, waits: bool) -> None:
         self._windows.append(StepWindow(stage=stage, t0_s=begun_s, t1_s=time.monotonic(), waits=waits))

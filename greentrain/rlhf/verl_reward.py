@@ -6,12 +6,7 @@ Either as a function, which knows the response alone, or with the prompt's text 
     reward.custom_reward_function.name=compute_score
     +reward.custom_reward_function.reward_kwargs.url=http://127.0.0.1:8700
 
-or as a manager, which reads the prompt as well::
-
-    reward.reward_manager.source=importlib
-    reward.reward_manager.name=OffloadRewardManager
-    reward.reward_manager.module.path=pkg://greentrain.rlhf.verl_reward
-    +greentrain.url=http://127.0.0.1:8700
+or as a manager, which reads the prompt as well: ``OffloadRewardManager`` in recipes/verl/grpo.sh.
 
 The token comes from the environment (``GREENTRAIN_TOKEN`` or ``GREENTRAIN_TOKEN_FILE``): verl prints its configuration.
 verl scores a rollout as soon as it is finished, so the passes run beside the rest of the generation.

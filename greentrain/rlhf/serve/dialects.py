@@ -8,9 +8,6 @@ and cli/serve_rm.py). ``/classify`` of vLLM and ``/v1/embeddings`` of SGLang are
 TRL reads it so (trl 1.16, generation/vllm_client.py: get_sequence_logprobs). Entry i of a sequence is of its token i
 given those before it; entry 0 is null. The rank of a token among all others is not computed and so null, as vLLM's own
 schema allows; for the same reason there are no log-probabilities of other tokens.
-
-The OpenAPI document describes what is asked and how it is refused. Answers have the forms of the servers named above:
-``tests/rlhf/serve/answers.py``.
 """
 
 import asyncio

@@ -167,11 +167,7 @@ class Offloading(_Trainer):  # type: ignore[misc]  # any trainer: its attributes
     """Where ``_generate`` returns the completions."""
 
     def __init__(
-        self,
-        *args: Any,
-        engine: OffloadEngine,
-        mode: OffloadMode | str = OffloadMode.LATE,
-        **kwargs: Any,
+        self, *args: Any, engine: OffloadEngine, mode: OffloadMode | str = OffloadMode.LATE, **kwargs: Any
     ) -> None:
         if mode not in tuple(OffloadMode):
             raise ConfigError(f"mode={mode!r}: choose one of {', '.join(OffloadMode)}")
@@ -200,8 +196,6 @@ class Offloading(_Trainer):  # type: ignore[misc]  # any trainer: its attributes
                 reward.ids([prompt], ["" if isinstance(prompt, str) else [{"role": "assistant", "content": ""}]])
         self._figures = [OffloadMetrics(engine, [PassKind.REFERENCE])] if beta else []
         self._figures += [OffloadMetrics(one.engine, [PassKind.REWARD]) for one in self._rewards[:1]]
-
-    # -- what TRL calls ----------------------------------------------------------------------------------------
 
     def _generate(self, prompts: list[Any]) -> Any:
         late = self._late
@@ -247,8 +241,6 @@ class Offloading(_Trainer):  # type: ignore[misc]  # any trainer: its attributes
             return super()._get_per_token_logps_and_entropies(
                 model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
             )
-
-    # -- what the trainers use ---------------------------------------------------------------------------------
 
     def _later(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int) -> Any:
         """Return what stands in the place of the reference's log-probabilities until they are read."""

@@ -24,9 +24,6 @@ class OffloadGRPOTrainer(Offloading, GRPOTrainer):
     than TRL asks for them without a copy of its advantages, and on a device that runs one pass after the other that
     wins nothing: the reference behind them would wait as much longer.
 
-    With PEFT the reference is the frozen model on the device instead of a forward with the adapter switched off: that
-    saves no memory, since the base model is there anyhow, but a forward's time and energy on the trainer.
-
     Takes the arguments of GRPOTrainer and of :class:`Offloading`::
 
         OffloadGRPOTrainer(model, reward, GRPOConfig("out", beta=0.04), data, engine=engine, mode="late")

@@ -41,12 +41,7 @@ class OffloadedReward:
     """
 
     def __init__(
-        self,
-        engine: OffloadEngine,
-        text: TextEncoder,
-        *,
-        label: int | None = None,
-        name: str = "offloaded_reward",
+        self, engine: OffloadEngine, text: TextEncoder, *, label: int | None = None, name: str = "offloaded_reward"
     ) -> None:
         _imports.check()
         self.__name__ = name
