@@ -38,12 +38,8 @@ def verl(checkout: Path, url: str, wanted: Callable[[str], float], cases: Cases)
         config=Config(reward=Config(reward_model=rm)),
         _preprocess_reward_inputs=text_of,
     )
-    for engine in ("vllm", "sglang"):
-        rm.rollout.name = engine
-        found = asyncio.run(loop.compute_score_disrm("some text"))
-        cases.row(
-            "verl", f"RewardLoopWorker.compute_score_disrm, {engine}", found == {"reward_score": wanted("some text")}
-        )
+    found = asyncio.run(loop.compute_score_disrm("some text"))
+    cases.row("verl", "RewardLoopWorker.compute_score_disrm, vllm", found == {"reward_score": wanted("some text")})
 
     imports = taken(
         root / "utils" / "import_utils.py",

@@ -2,7 +2,7 @@
 
 The training thread only notes when stages began and ended. Their joules are looked up later, when the sensors have
 reported past the step: the GPU's side from the session, which is everything it measures but the offload devices, and
-the offload devices' from the session too, or from the devices themselves where it does not read them.
+the offload devices' from the session too: give it their meters, ``extra_meters=[device.meter]``.
 """
 
 import time
@@ -10,8 +10,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
-
-import numpy as np
 
 from greentrain.fpga_backend.device import EnergyReading, OffloadDevice
 from greentrain.policy.offload.edi import EdiMatrix, EdiReading
@@ -21,8 +19,6 @@ from greentrain.types import Provenance
 
 PATIENCE_S: Final = 10.0
 """A window that the sensors have not reported on after this long is unknown (s)."""
-_READINGS: Final = 4096
-
 
 UNKNOWN: Final = EnergyReading(energy_j=None, provenance=Provenance.MISSING)
 NOTHING: Final = EnergyReading(energy_j=0.0, provenance=Provenance.MEASURED)
@@ -34,66 +30,34 @@ class EnergySource(Protocol):
     def between(self, t0_s: float, t1_s: float) -> Mapping[Hardware, EnergyReading] | None:
         """Return the joules between two ``time.monotonic()`` times; None where they will be known later."""
 
-    def read(self) -> None:
-        """Read what must be read now to be known later; called at every step."""
-
 
 class SessionEnergy:
-    """Joules of a session and of offload devices.
+    """Joules of a session: of the offload devices that are its ``extra_meters``, and of all else, the GPU's side.
 
     Args:
-        session: Session that measures the GPU's joules; None: nobody knows them.
-        devices: Offload devices. Those that are in the session as ``extra_meters`` are read from there.
+        session: Session that measures; None: nobody knows any joules.
+        devices: Offload devices.
     """
 
     def __init__(self, session: GreenSession | None, devices: Sequence[OffloadDevice]) -> None:
         self._session = session
-        self._devices = {device.probe().uid: device for device in devices}
-        self._curves: dict[str, deque[tuple[float, float]]] = {uid: deque(maxlen=_READINGS) for uid in self._devices}
-        self._origins: dict[str, Provenance] = {}
-
-    def read(self) -> None:
-        """Read the offload devices that the session does not."""
-        known = self._sensors()
-        for uid, device in self._devices.items():
-            if uid in known:
-                continue
-            reading = device.energy()
-            if reading.energy_j is not None:
-                self._origins[uid] = reading.provenance
-                self._curves[uid].append((time.monotonic(), reading.energy_j))
+        self._devices = [device.probe().uid for device in devices]
 
     def between(self, t0_s: float, t1_s: float) -> Mapping[Hardware, EnergyReading] | None:
         """Return joules by hardware; None while the sensors have not reported so far."""
-        known = self._sensors()
+        run = None if self._session is None else self._session.active()
+        known = {} if run is None else {s.device.uid: s.provenance for s in run.sensors}
         found: Mapping[str, float] | None = {}
         if self._session is not None and known:
             found = self._session.energy(t0_s, t1_s)
             if found is None and time.monotonic() - t1_s < PATIENCE_S:
                 return None
-        gpu = {uid: joules for uid, joules in (found or {}).items() if uid not in self._devices}
-        origins = [known[uid] for uid in gpu if uid in known]
-        away = [self._of_device(uid, found, known, t0_s, t1_s) for uid in self._devices]
+        read = {uid: _joules(joules, known[uid]) for uid, joules in (found or {}).items() if uid in known}
+        gpu = [joules for uid, joules in read.items() if uid not in self._devices]
         return {
-            Hardware.GPU: EnergyReading(energy_j=sum(gpu.values()), provenance=worst(*origins)) if gpu else UNKNOWN,
-            Hardware.OFFLOAD: _sum(away),
+            Hardware.GPU: _sum(gpu) if gpu else UNKNOWN,
+            Hardware.OFFLOAD: _sum([read.get(uid, UNKNOWN) for uid in self._devices]),
         }
-
-    def _of_device(
-        self, uid: str, found: Mapping[str, float] | None, known: Mapping[str, Provenance], t0_s: float, t1_s: float
-    ) -> EnergyReading:
-        if uid in known:
-            return UNKNOWN if found is None or uid not in found else _joules(found[uid], known[uid])
-        curve = self._curves[uid]
-        if len(curve) < 2 or curve[0][0] > t0_s or curve[-1][0] < t1_s:
-            return UNKNOWN
-        t_s, energy_j = zip(*curve, strict=True)
-        low_j, high_j = np.interp([t0_s, t1_s], t_s, energy_j)
-        return _joules(float(high_j - low_j), self._origins[uid])
-
-    def _sensors(self) -> Mapping[str, Provenance]:
-        run = None if self._session is None else self._session.active()
-        return {} if run is None else {s.device.uid: s.provenance for s in run.sensors}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +105,6 @@ class EdiMeter:
 
     def add(self, record: StepRecord) -> None:
         """Take a step, and book those whose joules are known by now."""
-        self._source.read()
         self._pending.append(record)
         self.settle()
 

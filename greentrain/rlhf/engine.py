@@ -295,19 +295,15 @@ class EngineState:
                 part.late(why)
         return any(moved)
 
-    def worked(self, kind: PassKind, place: Place, sequences: int, tokens: int, result: Result) -> None:
+    def worked(self, kind: PassKind, place: Place, result: Result) -> None:
         """Count a result."""
         self.counts.add(kind, PassStats(busy_s=result.run_s, at_home=int(place is Place.HOME)))
         self.health(kind, place).worked()
-        if place is Place.DEVICE and (size := self.of(kind).part_size) is not None:
-            size.ran(sequences, tokens, result.run_s)
 
-    def failed(self, kind: PassKind, place: Place, error: Exception, sequences: int) -> None:
+    def failed(self, kind: PassKind, place: Place, error: Exception) -> None:
         """Count a failure, and remember a device that is lost."""
         if not isinstance(error, PassTimeoutError | QueueFullError):  # its health knows of the first, and is well
             self.health(kind, place).failed(error)
-        if place is Place.DEVICE and (size := self.of(kind).part_size) is not None:
-            size.failed(sequences)
 
     def redone(self, kind: PassKind, place: Place, to: Place, why: Exception) -> None:
         """Count a part that is done again, and warn once of each kind of trouble."""
@@ -410,7 +406,7 @@ class PassTask:
         if not inner.cancel():
             self._given_up = place, inner
             self._desk.health(self.kind, place).hangs(inner)
-        self._desk.failed(self.kind, place, error := PassTimeoutError(why), len(self))
+        self._desk.failed(self.kind, place, error := PassTimeoutError(why))
         self._again(place, other, error, 0.0)
         return True
 
@@ -485,7 +481,7 @@ class PassTask:
         with self._lock:
             if self._settled or self.at is not place:
                 return
-            self._desk.failed(self.kind, place, error, len(self))
+            self._desk.failed(self.kind, place, error)
             to, given_up = self._other(waits=True), self._given_up
             if to is None and given_up is None:
                 to = self._once_more(place, error)
@@ -560,7 +556,7 @@ class PassTask:
                 inner.cancel()
             self._desk.leave(self)
             if batch is not None and result is not None and place is not None:
-                self._desk.worked(self.kind, place, len(batch.ids), batch.tokens, result)
+                self._desk.worked(self.kind, place, result)
         finally:
             if error is not None:
                 if why is not None and error.__cause__ is None and error is not why:
@@ -569,10 +565,6 @@ class PassTask:
             elif result is not None:
                 self.outer.set_result(result)
         return True
-
-    def __len__(self) -> int:
-        """Return the number of sequences; 0 once they are let go of."""
-        return 0 if self._batch is None else len(self._batch.ids)
 
 
 def _submitted(placement: LoadedPass, batch: Batch, patience_s: float | None) -> "Future[Result]":
@@ -595,16 +587,10 @@ class Ticket:
         self._lock = threading.Lock()
         self._result: Result | None = None
         self._waited: Callable[[float], None] = lambda _: None
-        self._ran: Callable[[float], None] | None = None
 
-    def tell(self, waited: Callable[[float], None], ran: Callable[[float], None]) -> None:
-        """Let a scheduler hear of this ticket.
-
-        Args:
-            waited: Called after a wait, with the monotonic time at which it began (s).
-            ran: Called with the device's seconds when the result is first taken.
-        """
-        self._waited, self._ran = waited, ran
+    def tell(self, waited: Callable[[float], None]) -> None:
+        """Let a scheduler hear of this ticket's waits: each one's beginning, by the monotonic clock (s)."""
+        self._waited = waited
 
     def done(self) -> bool:
         """Return True if :meth:`result` would not wait."""
@@ -637,10 +623,7 @@ class Ticket:
                     if run.outer.done() and (error := run.outer.exception()) is not None:
                         raise error
                 self._result = Result.joined([run.outer.result() for run in self._runs])
-            ran, self._ran = self._ran, None
-        if ran is not None:
-            ran(self._result.run_s)
-        return self._result
+            return self._result
 
     def cancel(self) -> bool:
         """Cancel what has not begun to run; return True if nothing had. What runs, runs to its end."""
@@ -747,7 +730,7 @@ class OffloadEngine:
         runs: list[PassTask] = []
         with desk.counts.waiting(kind):
             try:
-                for piece in batch.parts(what.sequences if what.part_size is None else what.part_size.next):
+                for piece in batch.parts(what.sequences):
                     run = PassTask(desk, kind, piece, at)
                     runs.append(run)  # before it takes room, which is given back wherever an exception comes from
                     desk.enter(run)

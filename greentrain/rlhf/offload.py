@@ -19,7 +19,7 @@ from greentrain.fpga_backend.discovery import devices
 from greentrain.fpga_backend.errors import ArtifactError, OffloadError
 from greentrain.fpga_backend.program import ActivationBits
 from greentrain.rlhf.engine import OffloadEngine
-from greentrain.rlhf.frozen_pass import BestPartSize, FrozenPass, place
+from greentrain.rlhf.frozen_pass import FrozenPass, place
 from greentrain.rlhf.kinds import PassKind
 from greentrain.rlhf.settings import DeviceSettings, OffloadSettings, PassSettings
 from greentrain.rlhf.text import TextEncoder
@@ -213,10 +213,8 @@ class Offload:
 
     def _placed(self, kind: PassKind) -> FrozenPass:
         given = self.settings.passes[kind]
-        auto = isinstance(given.sequences, str)
-        cut: dict[str, Any] = {"part_size": BestPartSize()} if auto else {"sequences": given.sequences}
-        artifact = compiled(kind, given, cache=self.settings.cache)
-        return place(kind, artifact, self.device, home=self.home, temperature=given.temperature, **cut)
+        how: dict[str, Any] = {"sequences": given.sequences, "temperature": given.temperature}
+        return place(kind, compiled(kind, given, cache=self.settings.cache), self.device, home=self.home, **how)
 
 
 def _opened(given: DeviceSettings, role: str, opened: contextlib.ExitStack) -> OffloadDevice:

@@ -2,27 +2,23 @@
 
 First every placement of every pass is tried in turn. Then, every so many steps, the policy decides from what was
 measured, and the plan changes at that step's end, on all ranks alike. A pass that stays on the GPU runs at the engine's
-home. Between two decisions a batch whose sequences are longer than the window allows goes home by itself: that is the
-rank's own affair, as its results are the same (or, at a home that is not exact, differ as documented).
-
-:class:`Placements` decides, step by step, without threads or a clock. :class:`LengthTimes` knows how long a pass takes
-by the length of its sequences, for attention makes long ones cost more a token.
+home. :class:`Placements` decides, step by step, without threads or a clock.
 """
 
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Final
 
 from greentrain.control.coordination import RankZeroChannel
 from greentrain.errors import ConfigError
-from greentrain.fpga_backend.batch import Batch, Ids
+from greentrain.fpga_backend.batch import Batch
 from greentrain.policy.offload.edi import ALPHA, PROFILE_STEPS, EdiMatrix, measured_table
 from greentrain.policy.offload.rule import EdiRule
-from greentrain.policy.offload.stages import MOVABLE, Hardware, Plan, Stage, StageCost, Where, all_gpu, label
+from greentrain.policy.offload.stages import MOVABLE, Hardware, Plan, Stage, Where, all_gpu, label
 from greentrain.policy.offload.timeline import StepShape
 from greentrain.policy.offload.view import Objective, OffloadPolicy, OffloadView
 from greentrain.rlhf.edi_meter import EdiMeter, EnergySource, SessionEnergy, StepRecord, StepWindow
@@ -32,46 +28,6 @@ from greentrain.session.session import GreenSession
 from greentrain.utils.never_raise import never_raises, once, warn
 from greentrain.utils.topology import current_topology
 from greentrain.utils.validation import Bound, check_fields
-
-NEWEST_WEIGHT: Final = 0.2
-"""Weight of the newest batch."""
-
-
-class LengthTimes:
-    """Seconds a token of one pass at one place, by powers of two of the longest sequence of a batch."""
-
-    def __init__(self) -> None:
-        self._s_per_token: dict[int, float] = {}
-
-    def add(self, batch: Batch, run_s: float) -> None:
-        """Take a batch that ran."""
-        if batch.tokens and run_s > 0:
-            size, new = _size(batch.ids), run_s / batch.tokens
-            old = self._s_per_token.get(size, new)
-            self._s_per_token[size] = old + NEWEST_WEIGHT * (new - old)
-
-    def s_per_token(self, batch: Batch) -> float | None:
-        """Return what is expected of a batch; None before any ran.
-
-        Of lengths that were never seen: as short ones as the shortest, and beyond the longest in proportion to length,
-        which is the most that attention can do.
-        """
-        if not self._s_per_token or not batch.tokens:
-            return None
-        size = _size(batch.ids)
-        below = [known for known in self._s_per_token if known <= size]
-        if not below:
-            return self._s_per_token[min(self._s_per_token)]
-        nearest = max(below)
-        if nearest == size or any(known > size for known in self._s_per_token):
-            return self._s_per_token[nearest]
-        return self._s_per_token[nearest] * size / nearest
-
-
-def _size(rows: Sequence[Ids]) -> int:
-    longest = max(len(row) for row in rows)
-    return 1 << (longest - 1).bit_length()
-
 
 JUDGED: Final = 3
 """Steps after which a plan's measured step time counts."""
@@ -119,8 +75,6 @@ class Placement:
 
     plan: Plan
     reason: str
-    limits: Mapping[Stage, float] = field(default_factory=dict)
-    """The longest that a stage may take on the offload device, in seconds an output token: the latency budget."""
 
 
 class Placements:
@@ -201,12 +155,7 @@ class Placements:
                 reason=f"all on gpu: {label(plan)} was chosen, but its steps were measured to take {slower:.0%} longer",
             )
         whole = {**all_gpu(view.table), **plan}
-        limits = {stage: longest(view, whole, stage) for stage, where in plan.items() if where is not Where.GPU}
-        return Placement(
-            plan=plan,
-            reason=f"{self._policy.name}: {self._policy.reason(view, whole)}",
-            limits={stage: limit for stage, limit in limits.items() if limit},
-        )
+        return Placement(plan=plan, reason=f"{self._policy.name}: {self._policy.reason(view, whole)}")
 
     def view(self, current: Plan, tokens: float, meter: EdiMeter) -> OffloadView | None:
         """Return what the policy sees; None before a step was booked."""
@@ -253,38 +202,6 @@ class _MeanTime:
         self.s_per_token += max(alpha, 1 / self.count) * (s_per_token - self.s_per_token)
 
 
-def longest(view: OffloadView, plan: Plan, stage: Stage) -> float | None:
-    """Return the longest that an offloaded stage may take (s a token) before the GPU would be the better place.
-
-    The window is that of the plan: the step may not get longer than the bound, nor cost more than with everything on
-    the GPU. None where even the present time is too long.
-    """
-    gpu = view.step(all_gpu(view.table))
-    gpu_j = view.objective.cost_j(gpu)
-    cost = view.table.cost(stage, plan[stage])
-
-    def fits(factor: float) -> bool:
-        joules = None if cost.energy_j is None else cost.energy_j * factor
-        longer = StageCost(duration_s=cost.duration_s * factor, energy_j=joules, provenance=cost.provenance)
-        table = replace(view.table, costs={**view.table.costs, (stage, Hardware.OFFLOAD): longer})
-        step = replace(view, table=table).step(plan)
-        cost_j = view.objective.cost_j(step)
-        return view.objective.allows(step, gpu) and cost_j is not None and gpu_j is not None and cost_j <= gpu_j
-
-    if not fits(1.0):
-        return None
-    low, high = 1.0, 2.0
-    while fits(high) and high < _FACTORS:
-        low, high = high, 2 * high
-    for _ in range(20):
-        middle = (low + high) / 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low * cost.duration_s / view.table.tokens
-
-
-_FACTORS: Final = 1024.0
-
-
 log = logging.getLogger(__name__)
 
 STAGE_OF: Final[Mapping[PassKind, Stage]] = {
@@ -302,7 +219,7 @@ class StageScheduler(OffloadEngine):
     Whatever takes an engine (streams, adapters) takes the scheduler. Passes without a home stay on their device.
 
     Args:
-        engine: Runs the passes. To find the device's best micro-batch as well, give its passes a ``part_size``.
+        engine: Runs the passes.
         policy: Policy that decides; None: ``EdiRule()``.
         session: Measures the GPU's side; without it no joules are known, and nothing leaves the GPU for their sake.
         settings: Numbers that say how it measures and decides.
@@ -335,21 +252,17 @@ class StageScheduler(OffloadEngine):
         """The Energy Density Index so far."""
         self.meter = EdiMeter(source, self.edi, self.settings.shape.cards)
         """Where it is measured."""
-        source.read()
         place = current_topology()
         self._first = place.rank == 0
         self._meetings = meetings or RankZeroChannel("rlhf/offload", place)
         self._tell = once(warn)
-        self._times = {(kind, place): LengthTimes() for kind in engine.passes for place in Place}
         self.placement = Placement(plan=self._placements.gpu, reason="nothing was measured yet")
         """The last decision, with its reason."""
         self._steps = 0
         self._plan = self._placements.trial(0) or self.placement.plan
         self._windows: list[StepWindow] = []
         self.restart()
-        self._sent_home: set[PassKind] = set()
         self._tokens = 0.0
-        self._taken: dict[Stage, float] = {}  # tokens that a stage's passes take, for each output token
 
     def where(self, what: Stage | PassKind) -> Where:
         """Return where a stage, or a pass, runs in this step."""
@@ -360,31 +273,17 @@ class StageScheduler(OffloadEngine):
     def submit(
         self, kind: PassKind, batch: Batch, *, at: Place = Place.DEVICE, sequential: bool | None = None
     ) -> Ticket:
-        """Hand in a batch, as ``OffloadEngine.submit`` does, where the plan puts it.
-
-        Args:
-            kind: Kind of the pass.
-            batch: Finished rollouts.
-            at: DEVICE: where the plan says; HOME: there in any case.
-            sequential: True: wait here in any case; otherwise as the plan says.
-
-        Raises:
-            OffloadError: As ``OffloadEngine.submit``.
-        """
+        """Hand in a batch as ``OffloadEngine.submit`` does, where the plan puts it; HOME and True hold in any case."""
         where = self.where(kind)
         if self._engine.of(kind).home is None:
             return self._engine.submit(kind, batch, at=at, sequential=sequential)
-        home = at is Place.HOME or where is Where.GPU or self._full() or bool(self._too_long(kind, batch))
+        home = at is Place.HOME or where is Where.GPU or self._full()
         place = Place.HOME if home else Place.DEVICE
         waits = bool(sequential) or home or where is Where.SEQUENTIAL
         begun_s = time.monotonic()
         ticket = self._engine.submit(kind, batch, at=place, sequential=waits)
         self._window(STAGE_OF[kind], begun_s, waits=not home)
-        times = self._times[kind, place]
-        ticket.tell(
-            waited=lambda t0_s: self._window(STAGE_OF[kind], t0_s, waits=True),
-            ran=lambda run_s: times.add(batch, run_s),
-        )
+        ticket.tell(lambda t0_s: self._window(STAGE_OF[kind], t0_s, waits=True))
         return ticket
 
     @contextmanager
@@ -444,7 +343,6 @@ class StageScheduler(OffloadEngine):
             return
         stats = self._engine.stats()
         ran = {kind: now - self._before.get(kind, PassStats()) for kind, now in stats.items()}
-        self._take_tokens(ran, tokens)
         offload_s = self._offload_s(ran)
         if offload_s is None:
             return
@@ -454,14 +352,6 @@ class StageScheduler(OffloadEngine):
         self.meter.add(
             StepRecord(t0_s=self._begun_s, t1_s=now_s, tokens=tokens, windows=tuple(self._windows), offload_s=offload_s)
         )
-
-    def _take_tokens(self, ran: Mapping[PassKind, PassStats], tokens: float) -> None:
-        taken: defaultdict[Stage, float] = defaultdict(float)
-        for kind, stats in ran.items():
-            taken[STAGE_OF[kind]] += stats.tokens / tokens
-        for stage, ratio in taken.items():
-            old = self._taken.get(stage, ratio)
-            self._taken[stage] = old + self.settings.alpha * (ratio - old)
 
     def _offload_s(self, ran: Mapping[PassKind, PassStats]) -> Mapping[Stage, float] | None:
         """Return how long devices computed in this step; None if something ran elsewhere than planned."""
@@ -486,8 +376,7 @@ class StageScheduler(OffloadEngine):
             self._tell("there was no decision on where passes run: the last one stays")
             return
         plan = {Stage(stage): Where(where) for stage, where in word["plan"].items()}
-        limits = {Stage(stage): float(limit) for stage, limit in word["limits"].items()}
-        self._take(Placement(plan=plan, reason=str(word["reason"]), limits=limits))
+        self._take(Placement(plan=plan, reason=str(word["reason"])))
 
     @never_raises
     def _decided(self) -> Placement | None:
@@ -497,7 +386,6 @@ class StageScheduler(OffloadEngine):
     def _take(self, new: Placement) -> None:
         moved = label(new.plan) != label(self.placement.plan)
         self.placement = new
-        self._sent_home.clear()
         log.log(logging.INFO if moved else logging.DEBUG, "step %d: %s", self._steps, new.reason)
         run = None if self._session is None else self._session.active()
         if run is not None and moved:
@@ -507,25 +395,3 @@ class StageScheduler(OffloadEngine):
         """Return True if the queue of the device takes no more; while placements are tried it takes all."""
         most = self.settings.queue_max
         return most is not None and not self.profiling and self._desk.at_devices() >= most
-
-    @never_raises
-    def _too_long(self, kind: PassKind, batch: Batch) -> bool:
-        """Return True if the sequences are too long for the window of the plan."""
-        limit = self.placement.limits.get(STAGE_OF[kind])
-        if limit is None or self.profiling:
-            return False
-        expected, each = self._times[kind, Place.DEVICE].s_per_token(batch), self._taken.get(STAGE_OF[kind])
-        if expected is None or not each or expected * each <= limit:
-            return False
-        if kind not in self._sent_home:
-            self._sent_home.add(kind)
-            log.info(
-                "step %d: %s on gpu: a batch of up to %d tokens a sequence would take %.3g s on the device; the window "
-                "for it is %.3g s",
-                self._steps,
-                kind,
-                max(len(row) for row in batch.ids),
-                expected * batch.tokens,
-                limit / each * batch.tokens,
-            )
-        return True

@@ -2,7 +2,7 @@
 
 device: {name: emulator}
 home: {name: torch, options: {device: cuda, dtype: bf16}}
-reward: {model: path/to/reward-model, max_tokens: 512, sequences: auto}
+reward: {model: path/to/reward-model, max_tokens: 512, sequences: 64}
 reference: {model: path/to/policy, max_tokens: 1024, activation_bits: 16}
 cache: true
 
@@ -21,7 +21,6 @@ from greentrain.errors import ConfigError
 from greentrain.rlhf.kinds import PassKind
 from greentrain.utils.validation import Bound, Choice, check_fields, choice, load, nearest
 
-AUTO: Final = "auto"
 SIDES: Final = ("left", "right")
 
 
@@ -56,8 +55,8 @@ class PassSettings:
     """8 or 16; a compiled model has its own."""
     temperature: Annotated[float, Bound(1e-3, 1e3)] = 1.0
     """Sampling temperature of the policy, for a reference; a compiled one must have been compiled with it."""
-    sequences: Annotated[int, Bound(1, 65536)] | str | None = None
-    """Sequences a part; ``auto``: what the device is measured to take best; None: the whole batch at once."""
+    sequences: Annotated[int, Bound(1, 65536)] | None = None
+    """Sequences a part; None: the whole batch at once."""
     truncation: Annotated[str, Choice(SIDES)] | None = None
     """Side from which a text that is too long loses tokens, ``left`` or ``right``; None: the tokenizer's own."""
 
@@ -74,10 +73,6 @@ class PassSettings:
         if kind is not PassKind.REFERENCE and self.temperature != 1.0:
             raise ConfigError(
                 f"{kind}.temperature is {self.temperature:g}: scores have none; it is the reference's, leave it out"
-            )
-        if isinstance(self.sequences, str) and self.sequences != AUTO:
-            raise ConfigError(
-                f"{kind}.sequences is {self.sequences!r}; give a number of sequences, auto, or leave it out"
             )
 
 

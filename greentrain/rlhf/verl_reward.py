@@ -1,15 +1,9 @@
 """verl's rewards from ``greentrain serve``. Read against verl 0.9.1 and 0.10.0.dev (1dda039b), not run in verl.
 
-Either as a function, which knows the response alone, or with the prompt's text out of the data set::
-
-    reward.custom_reward_function.path=pkg://greentrain.rlhf.verl_reward
-    reward.custom_reward_function.name=compute_score
-    +reward.custom_reward_function.reward_kwargs.url=http://127.0.0.1:8700
-
-or as a manager, which reads the prompt as well: ``OffloadRewardManager`` in recipes/verl/grpo.sh.
-
-The token comes from the environment (``GREENTRAIN_TOKEN`` or ``GREENTRAIN_TOKEN_FILE``): verl prints its configuration.
-verl scores a rollout as soon as it is finished, so the passes run beside the rest of the generation.
+Either a function, ``compute_score``, which knows the response alone, or with the prompt's text out of the data set, or
+a manager, which reads the prompt as well (docs/rlhf-frameworks.md, recipes/verl/grpo.sh). The token comes from the
+environment (``GREENTRAIN_TOKEN`` or ``GREENTRAIN_TOKEN_FILE``): verl prints its configuration. verl scores a rollout as
+soon as it is finished, so the passes run beside the rest of the generation.
 """
 
 import asyncio

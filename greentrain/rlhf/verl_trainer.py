@@ -1,9 +1,7 @@
 """verl's synchronous PPO trainer with its reference on ``greentrain serve``, for GRPO and PPO with a critic.
 
-Read against verl 0.9.1 and 0.10.0.dev (1dda039b), not run in verl. Two settings activate it::
-
-    export VERL_USE_EXTERNAL_MODULES=greentrain.rlhf.verl_trainer
-    trainer.v1.trainer_mode=greentrain_sync  +greentrain.url=http://127.0.0.1:8700
+Read against verl 0.9.1 and 0.10.0.dev (1dda039b), not run in verl. ``trainer.v1.trainer_mode=greentrain_sync`` is it
+where the variable ``VERL_USE_EXTERNAL_MODULES`` names this module (recipes/verl/grpo.sh).
 
 No reference model is loaded on the GPUs. The pass begins before the old log-probabilities are computed and is waited
 for where it is first read: before the advantages if the KL is in the reward, else before the actor's update, so the

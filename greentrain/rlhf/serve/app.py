@@ -249,13 +249,10 @@ class _Sums(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield what is known now."""
         named = {
-            "calls": "Batches given to the engine.",
-            "sequences": "Sequences of them.",
-            "tokens": "Tokens of them.",
-            "redone": "Parts that were redone at home.",
-            "busy_s": "Seconds that devices computed.",
+            "calls": "Batches given to the engine.", "sequences": "Sequences of them.", "tokens": "Tokens of them.",
+            "redone": "Parts that were redone at home.", "busy_s": "Seconds that devices computed.",
             "wait_s": "Seconds that batches were waited for.",
-        }
+        }  # fmt: skip
         stats = self._engine.stats()
         for name, text in named.items():
             shown = f"{name.removesuffix('_s')}_seconds" if name.endswith("_s") else name

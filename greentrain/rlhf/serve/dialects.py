@@ -1,8 +1,8 @@
 """The routes in the dialects of the clients: OpenRLHF's rewards, verl's pooling, and TRL's log-probabilities.
 
 ``/get_reward`` is what OpenRLHF asks (``--reward.remote_url``; read in OpenRLHF 0.11 (3c3be62), openrlhf/utils/agent.py
-and cli/serve_rm.py). ``/classify`` of vLLM and ``/v1/embeddings`` of SGLang are what verl's reward loop asks (verl
-0.10.dev (1dda039), experimental/reward_loop/reward_loop.py; vLLM, entrypoints/pooling/classify).
+and cli/serve_rm.py). ``/classify`` of vLLM is what verl's reward loop asks (verl 0.10.dev (1dda039),
+experimental/reward_loop/reward_loop.py; vLLM, entrypoints/pooling/classify).
 
 ``/v1/completions`` with ``prompt_logprobs``, as vLLM has it, gives log-probabilities of tokens that are there already.
 TRL reads it so (trl 1.16, generation/vllm_client.py: get_sequence_logprobs). Entry i of a sequence is of its token i
@@ -36,23 +36,18 @@ class RewardRequest(Body):
     labels: Any = Field(default=None, description="Not read.")
 
 
-class PoolingRequest(Body):
-    """Texts or token ids to be scored."""
+class ClassifyRequest(Body):
+    """Texts or token ids to be scored, as vLLM's."""
 
     input: Sequences
     model: str | None = Field(default=None, description="Not read: there is one reward model.")
-
-
-class ClassifyRequest(PoolingRequest):
-    """As vLLM's."""
-
     use_activation: bool | None = Field(
         default=None, description="Sigmoid of one score, softmax of several, unless false."
     )
 
 
 def reward_routes(reward: Scorer) -> APIRouter:
-    """Return ``POST /get_reward``, ``POST /classify`` and ``POST /v1/embeddings``."""
+    """Return ``POST /get_reward`` and ``POST /classify``."""
     router = APIRouter()
 
     @_post(router, "/get_reward", RewardRequest)
@@ -86,15 +81,6 @@ def reward_routes(reward: Scorer) -> APIRouter:
                 "usage": usage(ids),
             }
         )
-
-    @_post(router, "/v1/embeddings", PoolingRequest)
-    async def embeddings(request: Request) -> JSONResponse:
-        """SGLang's way to ask a reward model: its scores in the place of an embedding."""
-        asked = await body_of(PoolingRequest, request)
-        ids = await reward.ids(listed(asked.input))
-        found = await reward.rows(ids)
-        data = [{"index": i, "object": "embedding", "embedding": row.tolist()} for i, row in enumerate(found)]
-        return JSONResponse({"object": "list", "model": str(reward.kind), "data": data, "usage": usage(ids)})
 
     return router
 

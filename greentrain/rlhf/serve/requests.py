@@ -19,18 +19,11 @@ from greentrain.rlhf.errors import PassTimeoutError
 LONGEST = 500
 """Characters of a message: parts of what a client sent may be in it."""
 KINDS = {
-    400: "BadRequestError",
-    401: "AuthenticationError",
-    403: "PermissionDeniedError",
-    404: "NotFoundError",
-    405: "MethodNotAllowedError",
-    408: "RequestTimeoutError",
-    413: "RequestTooLargeError",
-    415: "UnsupportedMediaTypeError",
-    500: "InternalServerError",
-    503: "ServiceUnavailableError",
+    400: "BadRequestError", 401: "AuthenticationError", 403: "PermissionDeniedError", 404: "NotFoundError",
+    405: "MethodNotAllowedError", 408: "RequestTimeoutError", 413: "RequestTooLargeError",
+    415: "UnsupportedMediaTypeError", 500: "InternalServerError", 503: "ServiceUnavailableError",
     504: "GatewayTimeoutError",
-}
+}  # fmt: skip
 
 
 class Refusal(Exception):

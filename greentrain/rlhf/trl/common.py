@@ -19,6 +19,7 @@ from greentrain.rlhf.engine import OffloadEngine, PassStats
 from greentrain.rlhf.kinds import PassKind
 from greentrain.rlhf.stream import Stream
 from greentrain.rlhf.trl.attach import check_contract, check_reference, known_prompts, refuse_sync
+from greentrain.rlhf.trl.late_values import submit_ahead
 from greentrain.rlhf.trl.reference import IGNORED, key_of
 from greentrain.rlhf.trl.reward import WHEN_TOLD, OffloadedReward
 from greentrain.types import Phase
@@ -26,12 +27,7 @@ from greentrain.utils.never_raise import never_raises
 
 
 class OffloadMetrics:
-    """Averages of an engine's statistics over the steps of a log, of this process.
-
-    Args:
-        engine: Engine whose statistics are averaged.
-        kinds: Kinds of the passes to report.
-    """
+    """Averages of an engine's statistics over the steps of a log, of this process."""
 
     def __init__(self, engine: OffloadEngine, kinds: Iterable[PassKind]) -> None:
         self._engine = engine
@@ -40,11 +36,7 @@ class OffloadMetrics:
         self._step: int | None = None
 
     def begin(self, step: int) -> None:
-        """Count from a step on: the first one, or the one that a run resumes at; nothing within a run.
-
-        Args:
-            step: Number of steps so far.
-        """
+        """Count from a step on: the first one, or the one that a run resumes at; nothing within a run."""
         if self._step is None or step < self._step:
             self._seen, self._step = dict(self._engine.stats()), step
 
@@ -53,9 +45,6 @@ class OffloadMetrics:
 
         ``offload/<pass>/busy_s`` and ``wait_s`` (s a step), ``redone`` (parts a step), and ``hidden``, the share of
         the busy time for which nobody waited.
-
-        Args:
-            step: Number of steps so far.
         """
         if self._step is None or step <= self._step:
             return {}
@@ -71,18 +60,11 @@ class OffloadMetrics:
         return out
 
 
-Told = Callable[[Mapping[int, tuple[list[int], list[int]]]], None]
-"""Gets, at each token, prompt and completion ids of the rows that have just ended."""
+Told = Callable[[Mapping[int, tuple[list[int], list[int]]]], None]  # of rows that just ended, prompt and completion
 
 
-class EndedRows(StoppingCriteria):
-    """A stopping criterion that stops nothing.
-
-    Args:
-        prompt_mask: Mask of the prompts [sequences, tokens]; 0 marks padding.
-        eos_token_ids: A row has ended with the first of them.
-        told: Called at each token. Rows that end by length are not told of: generation is over then.
-    """
+class _EndedRows(StoppingCriteria):
+    """A stopping criterion that stops nothing. Rows that end by length are not told of: generation is over then."""
 
     def __init__(self, prompt_mask: torch.Tensor, eos_token_ids: Sequence[int], told: Told) -> None:
         self._mask = prompt_mask.bool()
@@ -107,19 +89,13 @@ class EndedRows(StoppingCriteria):
 
 
 @contextlib.contextmanager
-def observed(model: Any, eos_token_ids: Sequence[int], told: Told) -> Iterator[None]:
-    """Tell of rows that end in ``model.generate`` inside the block.
-
-    Args:
-        model: Model whose ``generate`` is called, with ``attention_mask``.
-        eos_token_ids: Tokens that end a rollout, as in :class:`EndedRows`.
-        told: Function that hears of ended rollouts, as in :class:`EndedRows`.
-    """
+def _observed(model: Any, eos_token_ids: Sequence[int], told: Told) -> Iterator[None]:
+    """Tell at each token of the rows that end in ``model.generate`` inside the block, by one of ``eos_token_ids``."""
     generate, own = model.generate, vars(model).get("generate")
 
     def watched(*args: Any, **kwargs: Any) -> Any:
         criteria = StoppingCriteriaList(kwargs.pop("stopping_criteria", None) or [])
-        criteria.append(EndedRows(kwargs["attention_mask"], eos_token_ids, told))
+        criteria.append(_EndedRows(kwargs["attention_mask"], eos_token_ids, told))
         return generate(*args, **kwargs, stopping_criteria=criteria)
 
     model.generate = watched
@@ -165,6 +141,10 @@ class Offloading(_Trainer):  # type: ignore[misc]  # any trainer: its attributes
     _library: Any
     _completions_at: int
     """Where ``_generate`` returns the completions."""
+    _later: Any
+    """Returns what stands in the place of the reference's log-probabilities until they are read."""
+    _refers_at_once = False
+    """The reference is handed in with the rollouts, as the reward is."""
 
     def __init__(
         self, *args: Any, engine: OffloadEngine, mode: OffloadMode | str = OffloadMode.LATE, **kwargs: Any
@@ -211,13 +191,15 @@ class Offloading(_Trainer):  # type: ignore[misc]  # any trainer: its attributes
             completions = made[self._completions_at]
             for reward in self._rewards:
                 reward.prefetch(prompts, completions)
+            if self._refers_at_once:
+                self.refer(*made[:2])
         return made
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
         if not self._late or self.offload_mode is not OffloadMode.STREAM:
             return super()._generate_single_turn(*args, **kwargs)
         model = self.accelerator.unwrap_model(self.model_wrapped)
-        with observed(model, self.eos_token_ids, self._ended):
+        with _observed(model, self.eos_token_ids, self._ended):
             return super()._generate_single_turn(*args, **kwargs)
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Any:
@@ -242,9 +224,13 @@ class Offloading(_Trainer):  # type: ignore[misc]  # any trainer: its attributes
                 model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
             )
 
-    def _later(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int) -> Any:
-        """Return what stands in the place of the reference's log-probabilities until they are read."""
-        raise NotImplementedError
+    def refer(self, prompt_ids: list[list[int]], completion_ids: list[list[int]]) -> None:
+        """Hand in finished rollouts to the reference, where it runs beside."""
+        if self._stream is not None:
+            for prompt, ids in zip(prompt_ids, completion_ids, strict=True):
+                self._stream.add(key_of([*prompt, *ids], len(prompt)), [*prompt, *ids], prompt_tokens=len(prompt))
+            with submit_ahead("a reference pass"):
+                self._stream.flush()
 
     @property
     def _late(self) -> bool:
@@ -252,16 +238,7 @@ class Offloading(_Trainer):  # type: ignore[misc]  # any trainer: its attributes
         return self.offload_mode is not OffloadMode.EAGER and bool(self.model.training)
 
     def _begin(self, ids: torch.Tensor, mask: torch.Tensor, keep: int) -> Callable[[], torch.Tensor]:
-        """Hand in the reference pass of padded rollouts [sequences, tokens].
-
-        Args:
-            ids: Token ids of prompts and completions.
-            mask: Matrix of the same shape, 0 at padding.
-            keep: Tokens of the padded completions.
-
-        Returns:
-            Waits for the log-probabilities of the completions [sequences, keep].
-        """
+        """Hand in the reference pass of padded rollouts; what is returned waits for its last ``keep`` columns."""
         assert self.ref_model is not None
         labels = ids.masked_fill(mask == 0, IGNORED)
         labels[:, :-keep] = IGNORED

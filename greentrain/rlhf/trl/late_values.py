@@ -8,9 +8,6 @@ from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import torch
-from torch.utils import _pytree as pytree
-
 from greentrain.fpga_backend.errors import BatchError, OffloadError
 from greentrain.utils.never_raise import once, warn
 
@@ -40,55 +37,11 @@ class LateBatch(UserDict[str, Any]):
         self._late.pop(key, None)
         super().__setitem__(key, value)
 
-    def __delitem__(self, key: str) -> None:
-        self._late.pop(key, None)
-        super().__delitem__(key)
-
-    def popitem(self) -> tuple[str, Any]:
-        """Remove and return the last entry, as a dict does."""
-        self.copy()  # waits
-        return self.data.popitem()
-
     def copy(self) -> dict[str, Any]:  # type: ignore[override]  # waits, as whoever reads a copy cannot
         """Return a plain dict."""
         return dict(self)
 
     __copy__ = copy  # type: ignore[assignment]
-
-
-class DeferredTensor:
-    """A tensor that is waited for by the first operation on it. Not a tensor itself.
-
-    Args:
-        get: Function that waits for it.
-    """
-
-    def __init__(self, get: Callable[[], torch.Tensor]) -> None:
-        self._get: Callable[[], torch.Tensor] | None = get
-        self._value: torch.Tensor | None = None
-
-    def tensor(self) -> torch.Tensor:
-        """Wait for the tensor."""
-        if self._get is not None:
-            self._value, self._get = self._get(), None
-        assert self._value is not None
-        return self._value
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        """Run an operation of torch on the tensor: ``tensor - late`` comes here."""
-        return func(*pytree.tree_map(_waited, args), **pytree.tree_map(_waited, dict(kwargs or {})))
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self.tensor(), name)
-
-
-def _waited(value: Any) -> Any:
-    return value.tensor() if isinstance(value, DeferredTensor) else value
 
 
 _tell = once(warn)

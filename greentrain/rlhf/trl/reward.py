@@ -55,7 +55,8 @@ class OffloadedReward:
             )
         self._text = text
         self._templated = TextEncoder(text.tokenizer, text.max_tokens, special_tokens=False)
-        self._stream: Stream | None = None
+        self.stream: Stream | None = None
+        """What was handed in and not asked for."""
         self._tell = once(warn)
 
     def prefetch(self, prompts: Sequence[Any], completions: Sequence[Any], *, ahead: int | None = None) -> None:
@@ -66,31 +67,31 @@ class OffloadedReward:
             completions: Completions as TRL gives them.
             ahead: Hold them back while so many hand-ins are under way, to go together; None: do not.
         """
-        if self._stream is None:
-            self._stream = Stream(self.engine, PassKind.REWARD, sequences=WHEN_TOLD)
+        if self.stream is None:
+            self.stream = Stream(self.engine, PassKind.REWARD, sequences=WHEN_TOLD)
         for ids in self.ids(prompts, completions):
-            self._stream.add(key_of(ids), ids)
-        if ahead is None or self._stream.under_way < ahead:
+            self.stream.add(key_of(ids), ids)
+        if ahead is None or self.stream.under_way < ahead:
             with submit_ahead("a reward pass"):
-                self._stream.flush()
+                self.stream.flush()
 
     def forget(self) -> None:
         """Cancel what was handed in and never asked for."""
-        stream, self._stream = self._stream, None
+        stream, self.stream = self.stream, None
         if stream is not None:
             stream.cancel()
 
     @property
     def under_way(self) -> int:
         """How many hand-ins have no scores yet."""
-        return 0 if self._stream is None else self._stream.under_way
+        return 0 if self.stream is None else self.stream.under_way
 
     def __call__(
         self, prompts: Sequence[Any], completions: Sequence[Any], completion_ids: Any = None, **columns: Any
     ) -> list[float | None]:
         """Return a score a completion, in order."""
         rows = self.ids(prompts, completions)
-        stream, self._stream = self._stream or Stream(self.engine, PassKind.REWARD, sequences=WHEN_TOLD), None
+        stream, self.stream = self.stream or Stream(self.engine, PassKind.REWARD, sequences=WHEN_TOLD), None
         try:
             for ids in rows:
                 stream.add(key_of(ids), ids)

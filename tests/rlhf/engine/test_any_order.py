@@ -19,7 +19,7 @@ from greentrain.fpga_backend.emulator.device import Emulator
 from greentrain.fpga_backend.emulator.engine import Engine
 from greentrain.rlhf.engine import OffloadEngine, Ticket
 from greentrain.rlhf.errors import PassCancelledError, PassTimeoutError
-from greentrain.rlhf.frozen_pass import BestPartSize, place
+from greentrain.rlhf.frozen_pass import place
 from greentrain.rlhf.kinds import PassKind, Place
 from greentrain.rlhf.stream import Stream
 from tests.helpers.flaky_device import Fault, Flaky
@@ -115,7 +115,7 @@ def alone(reward: Artifact, reference: Artifact) -> dict[PassKind, list[bytes]]:
     actions=st.lists(ACTIONS, max_size=12),
     faults=FAULTS,
     depth=st.sampled_from([1, 2, 16]),
-    cut=st.sampled_from([None, 1, 2, "auto"]),
+    cut=st.sampled_from([None, 1, 2]),
 )
 def test_any_order_gives_the_same_bits(
     reward: Artifact,
@@ -124,16 +124,15 @@ def test_any_order_gives_the_same_bits(
     actions: list[tuple[object, ...]],
     faults: dict[int, Fault],
     depth: int,
-    cut: int | str | None,
+    cut: int | None,
 ) -> None:
     device, home = Flaky(Emulator(), faults), Emulator(depth=2)
-    how = {"part_size": type("Quick", (BestPartSize,), {"samples": 1})()} if cut == "auto" else {"sequences": cut}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             engine = OffloadEngine(
                 [
-                    place(kind, model, device, home=home, **how)
+                    place(kind, model, device, home=home, sequences=cut)
                     for kind, model in zip(KINDS, (reward, reference), strict=True)
                 ],
                 depth=depth,

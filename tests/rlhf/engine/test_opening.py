@@ -28,7 +28,6 @@ from greentrain.fpga_backend.emulator.device import Emulator
 from greentrain.fpga_backend.emulator.engine import Engine
 from greentrain.fpga_backend.errors import ArtifactError, BatchError, DeviceError
 from greentrain.fpga_backend.remote.server import serve
-from greentrain.rlhf.frozen_pass import BestPartSize
 from greentrain.rlhf.kinds import PassKind
 from greentrain.rlhf.offload import Offload, compiled
 from greentrain.rlhf.settings import DeviceSettings, OffloadSettings, PassSettings
@@ -82,7 +81,7 @@ def rewards(offload: Offload) -> Any:
 def test_yaml_opens_devices_and_runs_passes(folders: dict[str, str], scored: Any, tmp_path: Path) -> None:
     given = {
         "home": {"name": "emulator"},
-        "reward": {"model": folders["reward"], "max_tokens": 8, "sequences": "auto"},
+        "reward": {"model": folders["reward"], "max_tokens": 8, "sequences": 2},
         "critic": {"model": folders["reward"], "max_tokens": 8, "sequences": 1},
         "step_reward": {"model": folders["reward"], "max_tokens": 8},
         "reference": {"model": folders["policy"], "temperature": 0.7, "activation_bits": 16},
@@ -101,7 +100,7 @@ def test_yaml_opens_devices_and_runs_passes(folders: dict[str, str], scored: Any
         assert found is not None and [len(row) for row in found] == [2, 1]
         assert PassKind.REFERENCE not in offload.text
         assert offload.engine.of(PassKind.REFERENCE).temperature == 0.7
-        assert isinstance(offload.engine.of(PassKind.REWARD).part_size, BestPartSize)
+        assert offload.engine.of(PassKind.REWARD).sequences == 2
         assert offload.engine.of(PassKind.CRITIC).sequences == 1
         assert offload.home is not None
     assert not offload.device.probe().available
@@ -164,7 +163,7 @@ def test_compiled_models_are_kept_and_taken(
         ({"reward": {"model": "x", "max_token": 3}}, r"unknown key reward\.max_token.*Did you mean 'max_tokens'"),
         ({"reward": {"model": "x", "max_tokens": 1}}, r"reward\.max_tokens is 1; it must be between 2 and 8192"),
         ({"critic": {"model": "x", "activation_bits": 4}}, r"critic\.activation_bits is '4'; known: 8, 16"),
-        ({"reward": {"model": "x", "sequences": "atuo"}}, r"reward\.sequences is 'atuo'; give a number.*auto"),
+        ({"reward": {"model": "x", "sequences": "atuo"}}, r"reward\.sequences.*'atuo'"),
         ({"reward": {"model": "x", "sequences": 0}}, r"reward\.sequences is 0"),
         ({"reward": {"model": "x", "temperature": 0.5}}, r"reward\.temperature is 0.5: scores have none"),
         ({"reward": {"model": "x", "truncation": "middle"}}, r"reward\.truncation is 'middle'; known: left, right"),

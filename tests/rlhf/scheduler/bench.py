@@ -101,9 +101,6 @@ class Known:
             Hardware.OFFLOAD: EnergyReading(energy_j=self.card.between(t0_s, t1_s), provenance=Provenance.MODELLED),
         }
 
-    def read(self) -> None:
-        pass
-
 
 class Bench:
     """A training of sleeps, with a reward and a reference pass.

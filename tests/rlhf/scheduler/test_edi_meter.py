@@ -33,9 +33,6 @@ class Ramp:
             Hardware.OFFLOAD: card,
         }
 
-    def read(self) -> None:
-        pass
-
 
 def record(*windows: StepWindow, offload_s: Mapping[Stage, float] | None = None, t0_s: float = 0.0) -> StepRecord:
     return StepRecord(t0_s=t0_s, t1_s=t0_s + 10.0, tokens=100.0, windows=windows, offload_s=offload_s or {})
@@ -114,24 +111,21 @@ def test_steps_wait_for_their_joules_and_are_booked_in_order() -> None:
     assert matrix.cell(Stage.GENERATE, Hardware.GPU).count == 2
 
 
-@pytest.mark.parametrize("in_session", [False, True])
-def test_a_session_and_a_device_are_read_together(in_session: bool, tmp_path: Path) -> None:
+def test_a_session_and_a_device_are_read_together(tmp_path: Path) -> None:
     device = Emulator(card=assume(U55C))
     config = {"run": {"dir": str(tmp_path), "report": False}, "power": {"sample_s": 0.02}}
     try:
         session = GreenSession(
             config,
             meter=FlatMeter(),
-            extra_meters=[device.meter] if in_session else [],
+            extra_meters=[device.meter],
             signal=ConstantSignal(360.0, zone="test", source="test"),
         )
         with session:
             source = SessionEnergy(session, [device])
-            source.read()
             t0_s = time.monotonic()
             time.sleep(0.05)
             t1_s = time.monotonic()
-            source.read()
             found = source.between(t0_s, t1_s)
             while found is None:
                 time.sleep(0.02)

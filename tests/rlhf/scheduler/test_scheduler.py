@@ -1,7 +1,6 @@
 """The scheduler decides right from what it measures, on a training of sleeps in known joules."""
 
 import json
-import logging
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -77,21 +76,6 @@ def test_a_card_that_idles_dearly_gets_nothing_unless_it_stays_on_anyway() -> No
             assert (label(bench.scheduler.plan) == "all on gpu") is not stays
 
 
-def test_long_sequences_go_home_and_short_ones_back(caplog: pytest.LogCaptureFixture) -> None:
-    # So much longer that even the step of a busy machine leaves them no time.
-    with Bench(lambda batch: 0.004 * len(batch.ids[0])) as bench:
-        for _ in range(MEASURED_STEPS):
-            bench.step(length=2)
-        assert bench.scheduler.where(PassKind.REFERENCE) is Where.CONCURRENT
-        before = bench.engine.stats()[PassKind.REFERENCE].at_home
-        with caplog.at_level(logging.INFO, "greentrain"):
-            bench.step(length=64)
-        assert bench.engine.stats()[PassKind.REFERENCE].at_home == before + 1
-        assert "reference on gpu: a batch of up to 64 tokens" in caplog.text
-        bench.step(length=2)
-        assert bench.engine.stats()[PassKind.REFERENCE].at_home == before + 1
-
-
 def test_a_full_queue_sends_a_batch_home_at_each_decision_of_every_step() -> None:
     every_step = replace(QUICK, decide_steps=1, queue_max=1)  # EcoRL-Sched's Algorithm 1, with the rule as its policy
     go_on = threading.Event()
@@ -122,7 +106,7 @@ class Heard(RankZeroChannel):
 
 
 def test_all_ranks_do_what_rank_0_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = Placement(plan={Stage.REWARD: Where.SEQUENTIAL}, reason="rank 0 says so", limits={Stage.REWARD: 1.0})
+    said = Placement(plan={Stage.REWARD: Where.SEQUENTIAL}, reason="rank 0 says so")
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     meetings = Heard(json.loads(json.dumps(asdict(said))))

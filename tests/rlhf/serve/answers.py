@@ -46,20 +46,6 @@ class ClassifyResponse(Answer):
     data: list[Classified]
 
 
-class Embedded(BaseModel):
-    """Of one sequence."""
-
-    index: int
-    object: str
-    embedding: list[float]
-
-
-class EmbeddingsResponse(Answer):
-    """As SGLang's."""
-
-    data: list[Embedded]
-
-
 class TokenLogprob(BaseModel):
     """Of one token."""
 
@@ -112,7 +98,6 @@ class ListedModels(BaseModel):
 ANSWERS: dict[tuple[str, str], type[BaseModel]] = {
     ("/get_reward", "post"): RewardResponse,
     ("/classify", "post"): ClassifyResponse,
-    ("/v1/embeddings", "post"): EmbeddingsResponse,
     ("/v1/completions", "post"): CompletionResponse,
     ("/v1/models", "get"): ListedModels,
     ("/health", "get"): ServerHealth,

@@ -64,15 +64,12 @@ def test_openrlhf_reads_rewards(server: Server, made: Parts) -> None:
         assert found.get("extra_logs") == {}
 
 
-@pytest.mark.parametrize("route", ["classify", "v1/embeddings"])
-def test_verl_reads_a_reward(server: Server, made: Parts, route: str) -> None:
-    """verl 0.10.dev (1dda039): experimental/reward_loop/reward_loop.py compute_score_disrm, for vllm and sglang."""
+def test_verl_reads_a_reward(server: Server, made: Parts) -> None:
+    """verl 0.10.dev (1dda039): experimental/reward_loop/reward_loop.py compute_score_disrm, for vllm."""
     address = with_token(server).removeprefix("http://")
-    payload: dict[str, Any] = {"model": "path/of/the/trainer", "input": TEXTS[0]}
-    if route == "classify":
-        payload["use_activation"] = False
-    output = asyncio.run(posted(f"http://{address}/{route}", payload))
-    found = output["data"][-1]["probs" if route == "classify" else "embedding"][-1]
+    payload: dict[str, Any] = {"model": "path/of/the/trainer", "input": TEXTS[0], "use_activation": False}
+    output = asyncio.run(posted(f"http://{address}/classify", payload))
+    found = output["data"][-1]["probs"][-1]
     assert np.float32(found) == made.scores(made.ids(TEXTS[:1]))[0]
 
 

@@ -29,9 +29,15 @@ _PRECOMPUTED = {
 CONTRACTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "GRPOTrainer": {
         **_LOGPROBS,
-        "_generate": ("call self._generate_single_turn", "return 0 prompt_ids", "return 3 completions"),
-        "_compute_loss": (_FORWARD, "read advantages", _READ),
-        "_generate_and_score_completions": ("call self._generate", _REFERENCE, "call self._calculate_rewards"),
+        "_generate": (
+            "call self._generate_single_turn", "return 0 prompt_ids", "return 1 completion_ids", "return 3 completions",
+            "return 4 logprobs",
+        ),
+        "_compute_loss": (_FORWARD, "read advantages", _READ, "read self.use_vllm", "read importance_sampling_ratio"),
+        "_generate_and_score_completions": (
+            "call self._generate", "read self.use_vllm", _FORWARD, "read self.vllm_importance_sampling_mode",
+            _REFERENCE, "call self._calculate_rewards",
+        ),
     },
     "RLOOTrainer": {
         **_LOGPROBS,

@@ -19,6 +19,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.rloo_config import RLOOConfig
 from trl.trainer.rloo_trainer import RLOOTrainer
 
+from benchmarks.paced_device import Paced
 from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.device import OffloadDevice
 from greentrain.fpga_backend.emulator.device import Emulator
@@ -91,6 +92,13 @@ def main(folder: Path) -> None:
             made = trainer(algorithm, mode, folder, compiled, device, max_steps=2, per_device_train_batch_size=2)
             made.train()
             found[f"{algorithm} {mode}"] = tiny.digest(made)
+    short: dict[str, Any] = {"max_steps": 4, "per_device_train_batch_size": 2}
+    slow = Paced(Emulator(), s_per_sequence=0.02)  # scores are late on one rank, or both, as it comes
+    for on, given in ((slow, {"staleness": 2}), (device, {"replay": folder / "out" / "rollouts"})):
+        made = trainer("grpo", "late", folder, compiled, on, arguments=given, **short)
+        made.train()
+        found[f"async {next(iter(given))}"] = tiny.digest(made)
+    slow.close()
     device.close()
     (folder / f"rank{os.environ['RANK']}.json").write_text(json.dumps(found), encoding="utf-8")
     torch.distributed.destroy_process_group()

@@ -29,6 +29,7 @@ from greentrain.fpga_backend.emulator.device import Emulator
 from greentrain.rlhf.engine import OffloadEngine
 from greentrain.rlhf.frozen_pass import place
 from greentrain.rlhf.kinds import PassKind
+from greentrain.rlhf.trl.ahead import read_log
 from tests.helpers.flat_meter import FlatMeter
 from tests.helpers.ports import free_port
 from tests.rlhf.trl import tiny
@@ -223,7 +224,10 @@ def test_two_ranks_train_to_the_same_bits_in_every_mode(ranks: Any) -> None:
         assert process.wait(240) == 0, (folder / f"log{rank}").read_text()[-2000:]
     first, second = (json.loads((folder / f"rank{rank}.json").read_text()) for rank in "01")
     assert first == second
-    for algorithm in ("grpo", "rloo"):
+    logs = [read_log(folder / "out" / "rollouts" / f"rank-0000{rank}.jsonl") for rank in "01"]
+    order = [[(one["kind"], one.get("generation"), one.get("step")) for one in log] for log in logs]
+    assert order[0] == order[1] and logs[0][1]["prompts"] != logs[1][1]["prompts"]
+    for algorithm in ("grpo", "rloo", "async"):
         assert len({value for name, value in first.items() if name.startswith(algorithm)}) == 1
 
 

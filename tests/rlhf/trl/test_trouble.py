@@ -85,9 +85,9 @@ def test_a_reward_that_raises_leaves_nothing_behind(parts: Any, tmp_path: Path) 
     with pytest.raises(KeyError, match="own"):
         made.train()
     wrong.clear()
-    assert made._rewards[0].under_way or made._rewards[0]._stream is not None, "nothing was handed in early"
+    assert made._rewards[0].under_way or made._rewards[0].stream is not None, "nothing was handed in early"
     assert "eval_kl" in made.evaluate()
-    assert made._rewards[0]._stream is None
+    assert made._rewards[0].stream is None
     before = made.ref_model.engine.stats()[PassKind.REFERENCE].calls
     made.train()
     assert made.ref_model.engine.stats()[PassKind.REFERENCE].calls == before + 4
