@@ -90,11 +90,43 @@ def _planned(problem: Problem, warm: Prices | None, stands: Rows | None, *, impr
     if improve:
         repair.improve()
     plan = repair.plan()
+    if improve and len(problem.sites) > 1 and (search.layout.place < len(problem.sites)).any():
+        # What a move makes room for no search of pairs undoes: so once more from a plan in which nobody moves.
+        still, kept = _at_home(problem)
+        there = _Search(still)
+        home = _Repair(still, there, there.prices(prices))
+        home.place()
+        home.improve()
+        repair = _Repair(problem, search, prices)
+        for j in np.flatnonzero(home._placed).tolist():
+            repair._take(j, kept[j][home.rows[j]])
+        if not repair.stopped():
+            repair.improve()
+            weight = {job.name: job.priority for job in problem.jobs}
+            both = plan, repair.plan()
+            plan = min(both, key=lambda found: (sum(weight[name] for name in found.missed), found.grams))
     if plan.missed:
         plan = replace(plan, excuse=search.excuse(prices))
     prices, bound_g = search.bound(replace(prices, tokens=repair.worth), plan.missed)
     figures = {"cpu_s": time.process_time() - begun, "evaluations": search.evaluations}
     return replace(plan, prices=prices, bound_g=bound_g, figures=figures)
+
+
+def _at_home(problem: Problem) -> tuple[Problem, list[Rows]]:
+    """Return the problem in which no job moves that has rows at its site, and the rows that each keeps, OFF last."""
+    jobs, kept, known = [], [], dict[tuple[int, int | None], tuple[tuple[Row, ...], Rows]]()
+    for job in problem.jobs:
+        at = problem.place(job)
+        if (key := (id(job.rows), at)) not in known:
+            sites = [problem.site_index[problem.pools[problem.pool_index[row.pool]].site] for row in job.rows]
+            near = [i for i, site in enumerate(sites) if at in (None, site)]
+            some = near if any(job.rows[i].tokens_per_s > 0 for i in near) else list(range(len(sites)))
+            known[key] = tuple(job.rows[i] for i in some), np.array([*some, OFF], dtype=np.int64)
+        rows, own = known[key]
+        current = None if job.current is None else int(np.flatnonzero(own == job.current)[0])
+        jobs.append(replace(job, rows=rows, current=current))
+        kept.append(own)
+    return replace(problem, jobs=tuple(jobs)), kept
 
 
 def solve_alone(g_per_kwh: Array, edges_s: Array, tokens: float, menu: Menu, *, pausable: bool = True) -> Plan | None:

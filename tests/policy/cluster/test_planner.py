@@ -82,6 +82,24 @@ def test_several_sites_with_moves_agree_with_the_checker(seed: int) -> None:
     checked(solve(replace(problem, jobs=tuple(jobs))))
 
 
+@pytest.mark.parametrize("seed", [11, 18])
+def test_a_plan_with_moves_emits_no_more_than_one_without(seed: int) -> None:
+    """Both by 4 and 6 % more, before the planner began at home, too."""
+    problem = cluster(seed, jobs=10, nodes=12, h=20, load=0.9, pools=2, sites=2, running=0.6, mean_h=5)
+    places = [site.name for site in problem.sites]
+    jobs, still = [], []
+    for i, job in enumerate(problem.jobs):
+        place = places[i % 2] if job.current is None and i % 3 else None
+        jobs.append(replace(job, site=place, move_s=900.0, move_g=3000.0))
+        at = problem.place(jobs[-1])
+        rows = tuple(row for row in job.rows if at is None or row.pool == problem.pools[at].name) or job.rows
+        current = None if job.current is None else rows.index(job.rows[job.current])
+        still.append(replace(jobs[-1], rows=rows, current=current))
+    free, bound = (checked(solve(replace(problem, jobs=tuple(some)))) for some in (jobs, still))
+    assert free.missed == bound.missed == ()
+    assert free.grams <= bound.grams * 1.01
+
+
 def test_steps_may_have_any_length() -> None:
     problem = cluster(3, jobs=6, nodes=12, h=12, mean_h=3)
     edges = np.concatenate([[0.0, 300.0, 600.0, 1800.0], np.arange(1, 10) * 3600.0 + 1234.5])
