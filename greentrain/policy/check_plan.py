@@ -61,21 +61,27 @@ class _Check:
         self.edges = [Fraction(edge) for edge in problem["edges_s"]]
         self.length = [b - a for a, b in pairwise(self.edges)]
         self.steps = range(len(self.length))
-        self.jobs, self.budget = problem["jobs"], problem["budget_g"]
-        self.sites = {site["name"]: site for site in problem["sites"]}
-        self.pools = {pool["name"]: pool for pool in problem["pools"]}
+        self.jobs, self.budget, sites, pools = problem["jobs"], problem["budget_g"], problem["sites"], problem["pools"]
+        self.sites, self.pools = ([one["name"] for one in some] for some in (sites, pools))
+        self.site_of = [self.sites.index(pool["site"]) for pool in pools]
         _need(self.length and min(self.length) > 0, "its steps have no length")
-        for site in problem["sites"]:
+        for site in sites:
             series = [site["g_per_kwh"], site["pue"], [cap for cap in site["power_cap_w"] if cap is not None]]
             _need(all(value >= 0 for one in series for value in one), "a figure of a site is below 0")
             _need(len(site["g_per_kwh"]) == len(site["pue"]) == len(site["power_cap_w"]) == len(self.length), "a gap")
-        _need(all(len(pool["nodes"]) == len(self.length) for pool in problem["pools"]), "a pool has another length")
+        _need(all(len(pool["nodes"]) == len(self.length) for pool in pools), "a pool has another length")
         _need(len({job["name"] for job in self.jobs}) == len(self.jobs) == len(plan["jobs"]), "jobs and paths differ")
-        self.used: dict[_Cell, list[Fraction]] = {
-            **{("nodes", i): [Fraction(0)] * len(self.length) for i in range(len(self.pools))},
-            **{("watts", i): [Fraction(0)] * len(self.length) for i in range(len(self.sites))},
+        caps = [zip(site["power_cap_w"], site["pue"], strict=True) for site in sites]
+        self.room: dict[_Cell, list[Any]] = {
+            **{("nodes", i): pool["nodes"] for i, pool in enumerate(pools)},
+            **{
+                ("watts", i): [None if w is None else Fraction(w) / pue for w, pue in cap] for i, cap in enumerate(caps)
+            },
         }
-        self.pool_at, self.site_at = list(self.pools), list(self.sites)
+        """Nodes of a pool, and watts of IT of a site, by step; None: no limit."""
+        self.used = {cell: [Fraction(0)] * len(self.length) for cell in self.room}
+        rates = [zip(site["g_per_kwh"], site["pue"], self.length, strict=True) for site in sites]
+        self.gram_per_w = [[Fraction(g) * pue * s / _J_PER_KWH for g, pue, s in rate] for rate in rates]
 
     def result(self) -> tuple[Fraction, Fraction]:
         missed: list[str] = self.plan["missed"]
@@ -84,10 +90,9 @@ class _Check:
         for job, runs in zip(self.jobs, self.plan["jobs"], strict=True):
             emitted = self.walk(job, runs, late=job["name"] in missed)
             grams, late = (grams, late + emitted) if job["name"] in missed else (grams + emitted, late)
-        for (what, i), used in self.used.items():
-            for t in self.steps:
-                room: Any = self.room(what, i, t)
-                _need(room is None or used[t] <= room, f"step {t} has {float(used[t]):g} of {room} {what} in use")
+        for cell, used in self.used.items():
+            for t, (most, found) in enumerate(zip(self.room[cell], used, strict=True)):
+                _need(most is None or found <= most, f"step {t} has {float(found):g} of {most} {cell[0]} in use")
         _need(self.budget is None or grams + late <= self.budget, f"{float(grams + late):g} g are over the budget")
         for name, said, found in (("grams", self.plan["grams"], grams), ("late_g", self.plan["late_g"], late)):
             _need(abs(said - found) <= NEAR * found, f"{name} is {float(said):.12g} and should be {float(found):.12g}")
@@ -110,29 +115,14 @@ class _Check:
             _need(stated_least <= weight, "less is missed than every plan misses")
         return grams, stated
 
-    def room(self, what: str, i: int, t: int) -> Any:
-        """Return nodes of a pool, or watts of IT of a site; None: no limit."""
-        if what == "nodes":
-            return self.pools[self.pool_at[i]]["nodes"][t]
-        site = self.sites[self.site_at[i]]
-        return None if site["power_cap_w"][t] is None else Fraction(site["power_cap_w"][t]) / site["pue"][t]
-
-    def gram_per_w(self, site: int, t: int) -> Fraction:
-        one = self.sites[self.site_at[site]]
-        grams: Fraction = Fraction(one["g_per_kwh"][t]) * one["pue"][t] * self.length[t] / _J_PER_KWH
-        return grams
-
     def form(self, row: dict[str, Any]) -> tuple[int, int]:
-        return self.pool_at.index(row["pool"]), row["nodes"]
-
-    def site_of(self, pool: int) -> int:
-        return self.site_at.index(self.pools[self.pool_at[pool]]["site"])
+        return self.pools.index(row["pool"]), row["nodes"]
 
     def fits(self, row: dict[str, Any], t: int) -> bool:
         """Return whether a row fits into the empty cluster."""
         pool, nodes = self.form(row)
-        room = self.room("watts", self.site_of(pool), t)
-        return bool(nodes <= self.room("nodes", pool, t) and (room is None or row["power_w"] <= room))
+        room = self.room["watts", self.site_of[pool]][t]
+        return bool(nodes <= self.room["nodes", pool][t] and (room is None or row["power_w"] <= room))
 
     def until(self, t: int, stay_s: Any) -> int:
         """Return the first edge that ends a stay."""
@@ -141,15 +131,15 @@ class _Check:
     def begins(self, job: dict[str, Any]) -> tuple[tuple[int, int] | None, int | None, int]:
         """Return the form in which a job runs, if it still can; the site that it begins from; steps it has to stay."""
         if job["current"] is None:
-            return None, None if job["site"] is None else self.site_at.index(job["site"]), 0
+            return None, None if job["site"] is None else self.sites.index(job["site"]), 0
         form = self.form(job["rows"][job["current"]])
         able = any(self.fits(row, 0) for row in job["rows"] if self.form(row) == form)
         left_s = 0 if job["held_s"] is None else max(0, job["min_run_s"] - job["held_s"])
-        return form if able else None, self.site_of(form[0]), self.until(0, left_s) if able and left_s else 0
+        return form if able else None, self.site_of[form[0]], self.until(0, left_s) if able and left_s else 0
 
     def lost(self, job: dict[str, Any], form: tuple[int, int], place: int | None) -> tuple[Any, Any]:
         """Return tokens and grams that a start costs."""
-        away = place is not None and place != self.site_of(form[0])
+        away = place is not None and place != self.site_of[form[0]]
         fastest = max(row["tokens_per_s"] for row in job["rows"] if self.form(row) == form)
         return fastest * (job["switch_s"] + away * job["move_s"]), job["switch_g"] + away * job["move_g"]
 
@@ -171,7 +161,7 @@ class _Check:
                 _need(not left or (k == 0 and not stay), f"{name} leaves before its shortest stay, in run {k}")
                 tokens, emitted = self.lost(job, form, place)
                 done, grams, begun = done - tokens, grams + emitted, self.edges[a]
-            was, place, end = form, self.site_of(form[0]), b
+            was, place, end = form, self.site_of[form[0]], b
             since = self.edges[b]
             for t in range(a, b):
                 _need(done < job["tokens"] * (1 - NEAR), f"{name} runs on in step {t}, its tokens being done")
@@ -179,7 +169,7 @@ class _Check:
                 self.used["watts", place][t] += row["power_w"]
                 step = row["tokens_per_s"] * self.length[t]
                 share = min(Fraction(1), (job["tokens"] - done) / step) if step else Fraction(1)
-                done, grams = done + step, grams + share * row["power_w"] * self.gram_per_w(place, t)
+                done, grams = done + step, grams + share * row["power_w"] * self.gram_per_w[place][t]
         _need(
             late or done >= job["tokens"] * (1 - NEAR),
             f"{name} does {float(done):g} of {float(job['tokens']):g} tokens in time",
@@ -188,14 +178,14 @@ class _Check:
 
     def bound(self, given: Any, weights: list[Any], out: list[str]) -> tuple[Fraction, Fraction]:
         """Return what prices prove, and the size of what it is the difference of; a job adds its weight at most."""
-        prices: dict[_Cell, dict[int, Fraction]] = {cell: {} for cell in self.used}
+        prices: dict[_Cell, dict[int, Fraction]] = {cell: {} for cell in self.room}
         bound, scale = Fraction(0), Fraction(0)
         for what in ("nodes", "watts"):
             for i, t, price in given[what]:
-                room = self.room(what, i, t)
-                _need(Fraction(price) >= 0 and room is not None and t not in prices[what, i], "a price is none")
-                prices[what, i][t] = Fraction(price)
-                bound, scale = bound - Fraction(price) * room, scale + Fraction(price) * room
+                room, one = self.room[what, i][t], Fraction(price)
+                _need(one >= 0 and room is not None and t not in prices[what, i], "a price is none")
+                prices[what, i][t] = one
+                bound, scale = bound - one * room, scale + one * room
         for job, price, weight in zip(self.jobs, given["tokens"], weights, strict=True):
             _need(Fraction(price) >= 0, "a price of a token is below 0")
             if job["name"] not in out:
@@ -221,22 +211,24 @@ class _Check:
         for t in range(bisect_left(self.edges, job["release_s"]), bisect_right(self.edges, job["deadline_s"]) - 1):
             for (form, at), cost in list(states.items()):
                 if form is not None and at == 0:  # it may leave
-                    _less(states, (None, self.site_of(form[0])), cost)
+                    out = None, self.site_of[form[0]]
+                    states[out] = min(cost, states.get(out, cost))
             for (form, at), cost in list(states.items()):
                 for other in forms if form is None else ():
                     if (other, at) not in starts:
                         tokens, grams = self.lost(job, other, at)
                         starts[other, at] = self.gram * grams + token * tokens
-                    for left in (self.until(t, job["min_run_s"]) - t, -1):
-                        _less(states, (other, max(left, 1) if left >= 0 else -1), cost + starts[other, at])
+                    begun = cost + starts[other, at]
+                    for into in ((other, max(self.until(t, job["min_run_s"]) - t, 1)), (other, -1)):
+                        states[into] = min(begun, states.get(into, begun))
             moved: dict[Any, Fraction] = {}
             costs = {form: self.step_cost(form, rows, t, token, prices) for form, rows in forms.items()}
             for (form, at), cost in states.items():
-                step = None if form is None else costs[form]
                 if form is None:
-                    _less(moved, (None, at), cost)
-                elif step is not None:
-                    _less(moved, (form, at if at < 0 else max(0, at - 1)), cost + step[0])
+                    moved[form, at] = cost
+                elif (step := costs[form]) is not None:
+                    to, on = (form, at if at < 0 else max(0, at - 1)), cost + step[0]
+                    moved[to] = min(on, moved.get(to, on))
                     over = cost + step[1] if over is None else min(over, cost + step[1])  # it may end in any step
             states = moved
         return min(value for value in (over, *states.values()) if value is not None)
@@ -245,23 +237,18 @@ class _Check:
         self, form: tuple[int, int], rows: Any, t: int, token: Fraction, prices: Any
     ) -> tuple[Fraction, Fraction] | None:
         """Return the cost of a step, and of one in which the job ends: it holds all, and emits until it is done."""
-        site = self.site_of(form[0])
+        site = self.site_of[form[0]]
         held = form[1] * prices["nodes", form[0]].get(t, 0)
         full, end = [], []
         for row in rows:
             if self.fits(row, t):
                 own = held + row["power_w"] * prices["watts", site].get(t, 0)
                 net = (
-                    self.gram * row["power_w"] * self.gram_per_w(site, t) - token * row["tokens_per_s"] * self.length[t]
+                    self.gram * row["power_w"] * self.gram_per_w[site][t] - token * row["tokens_per_s"] * self.length[t]
                 )
                 full.append(own + net)
                 end.append(own + min(net, 0))
         return (min(full), min(end)) if full else None
-
-
-def _less(states: dict[Any, Fraction], state: Any, cost: Fraction) -> None:
-    if state not in states or cost < states[state]:
-        states[state] = cost
 
 
 def _need(fine: object, words: str) -> None:

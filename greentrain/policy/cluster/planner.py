@@ -97,13 +97,13 @@ def _planned(problem: Problem, warm: Prices | None, stands: Rows | None, *, impr
         home = _Repair(still, there, there.prices(prices))
         home.place()
         home.improve()
-        repair = _Repair(problem, search, prices)
+        again = _Repair(problem, search, prices)
         for j in np.flatnonzero(home._placed).tolist():
-            repair._take(j, kept[j][home.rows[j]])
-        if not repair.stopped():
-            repair.improve()
+            again._take(j, kept[j][home.rows[j]])
+        if not again.stopped():
+            again.improve()
             weight = {job.name: job.priority for job in problem.jobs}
-            both = plan, repair.plan()
+            both = plan, again.plan()
             plan = min(both, key=lambda found: (sum(weight[name] for name in found.missed), found.grams))
     if plan.missed:
         plan = replace(plan, excuse=search.excuse(prices))
