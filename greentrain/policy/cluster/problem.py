@@ -50,7 +50,7 @@ TIGHT_H: Final = 12.0
 """A deadline that leaves less over the shortest time that a job needs is no edge's to round (h)."""
 MOVE_PAYS: Final = 3.0
 """A move has to save so many times what its transfer emits: jobs that come later, which nobody knows of, may take the
-place that it is for. On two grids it halves the moves (``benchmarks/fleet_bench.py --only sites``)."""
+place that it is for (``benchmarks/fleet_bench.py --only sites``)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
