@@ -94,7 +94,7 @@ class OffloadSettings:
     depth: Annotated[int, Bound(1, 65536)] = 64
     """Parts of batches that may be under way at a time."""
     timeout_s: Annotated[float, Bound(1e-3, 1e9)] = 600.0
-    """How long the training waits for a result before it is redone at home (s)."""
+    """How long the training waits for a result before it is redone at home, or, without one, warned of (s)."""
     sequential: bool = False
     """Wait for each pass where it is submitted."""
     cache: bool = False

@@ -8,12 +8,14 @@ import random
 import shutil
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks.rlhf_kills import run
+from benchmarks.rlhf_kills import SCENES, run, sequential, storm
 from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.batch import Batch
 from greentrain.fpga_backend.emulator.device import Emulator
@@ -30,11 +32,39 @@ QUICK = RemoteTimeouts(batch_s=20.0, load_s=20.0, silence_s=1.0, lost_s=0.3, hol
 TOKEN = "a-token-of-a-test-that-nobody-else-has"
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.long)])
-@pytest.mark.skipif(
+needs_xrt = pytest.mark.skipif(
     not (LIBRARIES / SHIM).exists() or shutil.which("g++") is None,
     reason="needs XRT's no-op emulation (Debian 12: apt-get install libxrt1) and g++",
 )
+
+
+def scenes() -> Iterator[Any]:
+    """Each scene with a kill or two; in the long tier with more, and those of XRT's workers."""
+    for what, home, again in SCENES:
+        name = f"{what}, {'home' if home else 'no home'}, {'started again' if again else 'not started again'}"
+        worker = what == "worker"
+        if not worker:
+            yield pytest.param(what, home, again, 1 + again, id=name)
+        marks = [pytest.mark.long, *([needs_xrt] if worker else [])]
+        yield pytest.param(what, home, again, 2 if worker else 6, id=f"{name}, often", marks=marks)
+
+
+@pytest.mark.parametrize(("what", "home", "again", "kills"), list(scenes()))
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_storm_of_kills_leaves_the_weights_of_the_sequential_run(
+    tmp_path: Path, what: str, home: bool, again: bool, kills: int
+) -> None:
+    """Or a training without a home waits and says for what. ``benchmarks/rlhf_kills.py --storm 100`` kills as often."""
+    found = storm(what, tmp_path, home=home, again=again, kills=kills, seed=7)
+    assert not found.errors
+    assert not found.unlike
+    assert found.sha == sequential(kills, 7)
+    assert found.kills == (1 if home and not again else kills), "one that is not started again is killed once"
+    assert found.waited == (0 if home or again else kills)
+
+
+@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.long)])
+@needs_xrt
 def test_a_worker_of_the_whole_xrt_chain_killed_at_random(tmp_path: Path, kills: int) -> None:
     seed = int(os.environ.get("GREENTRAIN_SEED", random.randrange(2**31)))
     print(f"GREENTRAIN_SEED={seed}")
