@@ -1,7 +1,7 @@
 """Ways to score sequences with one encoder on the CPU: GreenTrain's emulator and everybody else's INT8.
 
 All score the same random BERT (width 768, 12 layers, score head) on the same sequences. Peers get a padded matrix, as
-they take a batch; GreenTrain packs.
+they take a batch, or, in length buckets, one for every 16 tokens of length; GreenTrain packs.
 """
 
 import contextlib
@@ -169,6 +169,32 @@ def openvino_default(model: nn.Module, folder: Path) -> Score:
     return lambda work: next(iter(compiled((work.ids.numpy(), work.mask.numpy())).values()))
 
 
+BUCKET: Final = 16
+"""Tokens between two buckets' lengths."""
+
+
+def in_buckets(way: Callable[[nn.Module, Path], Score]) -> Callable[[nn.Module, Path], Score]:
+    """Return a way that gets sequences of like lengths together, padded to the next bucket's length only."""
+
+    def ready(model: nn.Module, folder: Path) -> Score:
+        score = way(model, folder)
+
+        def scores(work: Work) -> Any:
+            ends = (work.mask.sum(1) + BUCKET - 1) // BUCKET * BUCKET
+            found = np.empty(len(ends))
+            for end in sorted(set(ends.tolist())):
+                rows = (ends == end).nonzero()[:, 0]
+                part = Work(ids=work.ids[rows, :end].contiguous(), mask=work.mask[rows, :end].contiguous())
+                found[rows.numpy()] = _flat(score(part))
+            return found
+
+        return scores
+
+    return ready
+
+
+ORT: Final = "ONNX Runtime int8"
+ORT_BUCKETS: Final = "ONNX Runtime int8, in length buckets"
 WAYS: Final = {
     "fp32": fp32,
     "bf16": bf16,
@@ -177,8 +203,10 @@ WAYS: Final = {
     "torchao int8": torchao_eager,
     "torchao int8 compiled": torchao_compiled,
     "torch.ao dynamic int8": torch_ao,
-    "ONNX Runtime int8": onnxruntime_int8,
+    ORT: onnxruntime_int8,
+    ORT_BUCKETS: in_buckets(onnxruntime_int8),
     "OpenVINO (bf16 where it can)": openvino_default,
+    "OpenVINO, in length buckets": in_buckets(openvino_default),
 }
 
 

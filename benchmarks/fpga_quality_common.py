@@ -43,6 +43,10 @@ class Bench:
     lm: Path | None
     """A GGUF file with the weights of a causal language model."""
     say: Callable[[str], None]
+    keep: Path | None = None
+    """Where trainings are written as they end, and read from by a later run."""
+    seeds: int | None = None
+    """Of the trainings; None: as many as the case takes."""
 
     def pick(self, full: int, quick: int) -> int:
         """Return one of two numbers."""

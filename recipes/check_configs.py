@@ -1,10 +1,12 @@
 """Check every configuration key of the verl, OpenRLHF and ROLL recipes against a checkout of the framework.
 
     python recipes/check_configs.py verl=../verl openrlhf=../OpenRLHF roll=../ROLL [--record]
+    python recipes/check_configs.py models                 # can each recipe's own model be compiled as a reference?
 
 verl's keys are those of its generated configuration, OpenRLHF's those of its argument parser, ROLL's those of its
 dataclasses. That matters most for ROLL, which ignores a key it does not know. Nothing of a framework is imported, and
 it takes a second on any machine.
+``models`` compiles, and computes, a tiny twin of each recipe's model: of the same type, with random weights.
 ``--record`` writes what was found to ``recipes/checked_keys.json``, to which a test holds the recipes where there is no
 checkout.
 """
@@ -22,10 +24,94 @@ from typing import Any
 
 import yaml
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 RECIPES = Path(__file__).resolve().parent
 RECORD = RECIPES / "checked_keys.json"
 _OVERRIDE = re.compile(r"^\s+(\+?[a-z_][\w]*(?:\.\w+)*)=", re.MULTILINE)
 _FLAG = re.compile(r"^\s+--([a-z_][\w.]*)", re.MULTILINE)
+
+
+_MODEL = re.compile(r"^(?:MODEL=\$\{MODEL:-|(?:reward_)?pretrain: )([\w.-]+/[\w.-]+)", re.MULTILINE)
+_TINY: Mapping[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+TWINS: Mapping[str, Mapping[str, Any]] = {
+    "Qwen/Qwen3-4B": {
+        "model_type": "qwen3",
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "tie_word_embeddings": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+    },
+    "Qwen/Qwen2.5-7B": {
+        "model_type": "qwen2",
+        "num_attention_heads": 7,
+        "num_key_value_heads": 1,
+        "hidden_size": 56,
+        "tie_word_embeddings": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+    },
+    "OpenRLHF/Llama-3-8b-sft-mixture": {
+        "model_type": "llama",
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "tie_word_embeddings": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 5e5},
+    },
+}
+"""What of a model's config.json decides which operators it has (the ratio of its heads, what is tied, how its positions
+turn), at a size that compiles in a second; no hub is asked. A new model of a recipe needs its line."""
+
+
+def default_models(framework: str) -> set[str]:
+    """Return the models that a framework's recipes name as their own."""
+    files = (file for file in (RECIPES / framework).iterdir() if file.suffix in (".sh", ".yaml"))
+    return {name for file in files for name in _MODEL.findall(file.read_text(encoding="utf-8"))}
+
+
+def compiled_twin(model: str) -> Any:
+    """Compile a random twin of a model as the reference that ``greentrain rlhf serve`` runs, and return the artifact.
+
+    Raises:
+        KeyError: The model has no line in ``TWINS``.
+        UnsupportedModelError: It cannot be compiled.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from greentrain.fpga_backend.compiler import compile as compile_model
+
+    settings = {**_TINY, **TWINS[model]}
+    torch.manual_seed(0)
+    family: Any = AutoModelForCausalLM
+    twin = family.from_config(AutoConfig.for_model(**settings))
+    return compile_model(twin, max_tokens=16, head="logprob", activation_bits=16)
+
+
+def check_models() -> int:
+    """Compile every recipe's model and return how many cannot be; each is named with the reason."""
+    from greentrain.fpga_backend.batch import Batch
+    from greentrain.fpga_backend.emulator.engine import Engine
+
+    wrong = 0
+    for model in sorted(set().union(*map(default_models, UNKNOWN))):
+        try:
+            artifact = compiled_twin(model)
+            found = Engine(artifact).run(Batch.of([[3, 4, 5, 6], [7, 8]])).logprobs or ()
+            kinds = sorted({type(op).__name__ for op in artifact.program.ops})
+            print(f"{model}: {len(artifact.program.ops)} operators ({', '.join(kinds)}), {len(found)} answers")
+        except (KeyError, ValueError, RuntimeError) as error:
+            wrong += 1
+            print(f"{model}: {error}" if model in TWINS else f"{model}: has no tiny twin in recipes/check_configs.py")
+    return wrong
 
 
 def recipe_keys(framework: str) -> dict[str, list[str]]:
@@ -160,10 +246,10 @@ def check(framework: str, checkout: Path) -> tuple[int, dict[str, list[str]]]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Check what is given; return 1 if a key is unknown."""
+    """Check what is given; return 1 if a key is unknown, or a model cannot be compiled."""
     record: dict[str, Any] = {}
-    failed = False
-    for one in (given for given in arguments if given != "--record"):
+    failed = "models" in arguments and check_models() > 0
+    for one in (given for given in arguments if given not in ("--record", "models")):
         framework, _, place = one.partition("=")
         where, _, commit = place.partition("@")
         count, wrong = check(framework, Path(where))

@@ -48,7 +48,7 @@ def columns(draft: Draft, value: Any, place: GraphNode) -> tuple[Columns, bool]:
 
 def refuse_term(term: Term) -> NoReturn:
     """Raise for arithmetic that no pattern fits."""
-    term.place.refuse(f"this '{term.op}' is no part of an operator that is compiled: keep the model on the GPU")
+    term.place.lacks(f"this '{term.op}' is no part of an operator that is compiled: keep the model on the GPU")
 
 
 def linear(draft: Draft, x: Any, weight: Any, bias: Any, shape: tuple[int, ...], place: GraphNode) -> RowsValue:
@@ -239,7 +239,7 @@ def attention(
             place.refuse("an attention mask that depends on the tokens or on parameters")
         seen = masks.describe(mask, draft.tokens)
         if seen.wrong:
-            place.refuse(f"the attention mask {seen.wrong}; another shape would have to be added to Attention's fields")
+            place.lacks(f"the attention mask {seen.wrong}")
     width = query.columns.width // query.heads
     op = Attention(
         out=draft.number(),

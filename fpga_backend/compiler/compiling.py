@@ -253,7 +253,7 @@ def compile(
     head: Head = "auto",
     precision: ir.Precision = "w8a8",
     activations: ir.Activations = "token",
-    activation_bits: ir.ActivationBits = 8,
+    activation_bits: ir.ActivationBits | None = None,
     smooth: SmoothQuant | None = None,
     temperature: float = 1.0,
 ) -> Artifact:
@@ -274,7 +274,9 @@ def compile(
         precision: ``w8a8`` for exact devices; the others round weights only, for comparison.
         activations: ``tensor`` is the published rule of one scale a batch, for comparison.
         activation_bits: Bits of the rows that linear layers and the head multiply. 16 is as exact on all exact devices,
-            nearer to the model, and twice the products; of precision ``w8a8`` with one scale a token.
+            nearer to the model, and twice the products; of precision ``w8a8`` with one scale a token. None: 16 for
+            log-probabilities, as a KL penalty is a small difference of them, and 8 for scores, which are ranked;
+            ``greentrain fpga ranks`` says what either costs your model.
         smooth: Calibration for SmoothQuant, or None.
         temperature: Divisor of the logits before the log-probabilities, as in sampling at that temperature. Trainers
             of RLHF want their reference at the policy's sampling temperature.
@@ -288,7 +290,7 @@ def compile(
         ArtifactError: A parameter holds NaN or infinity, or does not fit the precision; names it.
         ValueError: An argument is out of bounds.
     """
-    _check(max_tokens, head, precision, activations, activation_bits)
+    _check(max_tokens, head, precision, activations, activation_bits or 8)
     if not (math.isfinite(temperature) and temperature > 0):
         raise ValueError(f"temperature={temperature!r}: a number above 0; 1 leaves the logits as they are")
     if not isinstance(model, nn.Module):
@@ -303,7 +305,8 @@ def compile(
         if smooth is not None:
             program, recipe = smooth.applied(program, recipe, {**tensors_of(recipe, parameters, "fp32"), **tables})
         program = replace(program, precision=precision, activations=activations)
-        program = with_activation_bits(program, activation_bits)
+        exact = (precision, activations) == ("w8a8", "token")
+        program = with_activation_bits(program, activation_bits or (16 if exact and not program.labels else 8))
         tensors = {**tensors_of(recipe, parameters, precision), **tables}
     return Artifact.of(program, tensors, source=_source(model), recipe=recipe.to_json())
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-from greentrain.fpga_backend.compiler.blocks import columns, refuse_term
+from greentrain.fpga_backend.compiler.blocks import columns, refuse_term, settled
 from greentrain.fpga_backend.compiler.draft import Draft
 from greentrain.fpga_backend.compiler.recipe import TensorRecipe
 from greentrain.fpga_backend.compiler.values import GraphNode, RowsValue, Term
@@ -34,11 +34,12 @@ def finish(draft: Draft, output: Any, head: Head, shapes: Mapping[str, tuple[int
     Raises:
         UnsupportedModelError: The model ends in something else.
     """
-    entries = dict(draft.entries)
+    output = settled(draft, output)
     if isinstance(output, Term):
         refuse_term(output)
     if not isinstance(output, RowsValue):
         place.refuse("the model returns no scores or logits that come from its tokens")
+    entries = dict(draft.entries)
     end, pooled = columns(draft, output, place)
     ops = list(draft.ops)
     if pooled:

@@ -115,7 +115,7 @@ def arithmetic(
     if name in ("add", "mul", "div") and (kept := _unchanged(name, args[0], args[1], shape)) is not None:
         return kept
     if name == "add":
-        args = tuple(_whole_table(draft, a, shape, place) for a in args)
+        args = tuple(blocks.settled(draft, _whole_table(draft, a, shape, place)) for a in args)
     if name == "add" and all(isinstance(a, RowsValue) for a in args[:2]):
         return blocks.add(draft, args[0], args[1], shape, place)
     term = Term(op=_operation(name, args, kwargs, place), args=_operands(name, args), shape=shape, place=place)
@@ -154,9 +154,9 @@ def _operation(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], plac
         axis = args[1] if len(args) > 1 else kwargs.get("dim", 0)
         if axis % len(shape_of(args[0][0])) == len(shape_of(args[0][0])) - 1:
             return "cat"
-    place.refuse(
+    place.lacks(
         "is not among the operators that are compiled (embeddings, linear layers, layer and RMS norms, gelu, silu, "
-        "tanh, relu, rotary positions, full and causal attention, sums, pooling): keep this model on the GPU"
+        "tanh, relu, rotary positions, attention, sums, pooling): keep this model on the GPU"
     )
 
 

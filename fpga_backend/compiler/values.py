@@ -7,6 +7,7 @@ Where in a model something is that cannot be compiled.
 What an attention mask lets a token see.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
@@ -17,6 +18,17 @@ from torch.fx import Node
 from greentrain.fpga_backend.compiler.recipe import ParameterSource
 from greentrain.fpga_backend.errors import UnsupportedModelError
 from greentrain.fpga_backend.program import Columns
+
+_LACKING = (
+    (r"Router|Expert|Moe|topk", "a choice of experts by token (mixtures of experts)"),
+    (r"conv", "a convolution over neighbouring tokens"),
+    (r"cumsum|Mamba|Rwkv|scan", "a recurrence over the tokens"),
+    (r"softmax.* \w*Gat", "scores mixed by a gate (compile gate and scores each as a model, docs/fpga.md)"),
+    (r"cat.* \w*Attention", "rotary positions of a part of a head"),
+    (r"(bmm|einsum|add|index|gather).* \w*Attention", "a term of positions in the scores (ALiBi, T5, DeBERTa)"),
+    (r"mul.* \w*ForCausalLM", "a factor behind an activation of the logits (their soft cap)"),
+)
+"""By ATen operator and class of the module, what models have that fail there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +58,15 @@ class GraphNode:
         """
         where = f"{self.path} ({self.module})" if self.path else self.module or "the model"
         raise UnsupportedModelError(f"{where}: {self.op}: {why}")
+
+    def lacks(self, why: str) -> NoReturn:
+        """Raise as :meth:`refuse` does, and say what would have to be added.
+
+        Raises:
+            UnsupportedModelError: Always.
+        """
+        what = next((what for words, what in _LACKING if re.search(words, f"{self.op} {self.module}")), "this operator")
+        self.refuse(f"{why}. To be added: {what}, to program.py, CONTRACT.md, the emulator and hls")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

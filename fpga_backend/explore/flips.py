@@ -16,7 +16,7 @@ from greentrain.utils.imports import try_import
 
 if TYPE_CHECKING:
     from greentrain.fpga_backend.artifact import Artifact
-    from greentrain.fpga_backend.batch import Batch
+    from greentrain.fpga_backend.batch import Batch, Result
 
 LEAST_TEXTS: Final = 8
 MAX_TOKENS: Final = 512
@@ -98,6 +98,69 @@ def rank(
     return rows, int((lengths > limit).sum())
 
 
+ENOUGH: Final = 0.01
+"""Flips a pair up to which 8-bit activations are taken: what the upper end of the 95 % interval must not exceed (ours;
+EcoRL-Sched publishes 0.38 % of an 8B reward model)."""
+EIGHT, SIXTEEN = "int8", "int8a16"
+
+
+def references(folder: Path, texts: Sequence[str], precisions: Sequence[str]) -> tuple[list[dict[str, Any]], int]:
+    """Return a row for FP32 and for each precision of a causal language model, and how many texts were cut.
+
+    ``error`` is of a log-probability against FP32 (nats); ``kl`` what a KL penalty would estimate (e^d - d - 1, nats a
+    token) of a policy that is the reference: it should be 0.
+
+    Args:
+        folder: A Hugging Face causal language model, its weights and its tokenizer.
+        texts: Texts like those that it will see.
+        precisions: Keys of ``RANKED``.
+
+    Raises:
+        ConfigError: The folder cannot be read, or no text has two tokens.
+        MissingExtraError: transformers is not installed.
+        UnsupportedModelError: The model cannot be compiled.
+    """
+    model, tokenizer = _opened(folder, "CausalLM")
+    limit = min(MAX_TOKENS, _longest(model, tokenizer))
+    whole = [ids for ids in tokenizer(list(texts), verbose=False)["input_ids"] if len(ids) > 1]
+    if not whole:
+        raise ConfigError("no text has two tokens: a reference needs texts like those that it will see")
+    found = _by_precision(model, [ids[:limit] for ids in whole], precisions, limit, head="logprob")
+    rows = []
+    for name, logprobs in found.items():
+        apart = logprobs - found[FP32]
+        rows.append(
+            {
+                "precision": name,
+                "tokens": len(apart),
+                "error_mean": float(np.abs(apart).mean()),
+                "error_p95": float(np.quantile(np.abs(apart), 0.95)),
+                "error_max": float(np.abs(apart).max()),
+                "kl": float((np.exp(apart) - apart - 1).mean()),
+            }
+        )
+    return rows, sum(len(ids) > limit for ids in whole)
+
+
+def advice(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return which bits of activations to take by the rows of :func:`rank` or :func:`references`, and the trade."""
+    by_name = {row["precision"]: row for row in rows}
+    if not {EIGHT, SIXTEEN} <= set(by_name):
+        return ""
+    eight, sixteen = by_name[EIGHT], by_name[SIXTEEN]
+    if "kl" in eight:
+        floor = by_name.get("bf16", sixteen)
+        enough = eight["kl"] <= floor["kl"]
+        why = f"KL of a policy that has not moved is {eight['kl']:.2g} nats a token, and {sixteen['kl']:.2g} with 16"
+    else:
+        enough = eight["flip_high"] <= ENOUGH
+        why = (
+            f"flips with 8 bits are at most {eight['flip_high']:.2%} (95 %, allowed {ENOUGH:.0%}), with 16"
+            f" {sixteen['flip_high']:.2%}; more pairs narrow both"
+        )
+    return f"Take activation_bits={8 if enough else 16}: {why}. 16 takes twice the products of 8."
+
+
 def read_preferences(path: Path, most: int | None = None) -> list[tuple[str, str]]:
     """Return the pairs of a file of JSON lines with the texts ``chosen`` and ``rejected``, as HH-RLHF's; gzip or plain.
 
@@ -129,17 +192,27 @@ def read_preferences(path: Path, most: int | None = None) -> list[tuple[str, str
     return found
 
 
-def _opened(folder: Path) -> tuple[Any, Any]:
+def kind_of(folder: Path) -> str:
+    """Return ``CausalLM`` for the folder of a causal language model, else ``SequenceClassification``."""
+    try:
+        names = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures") or [""]
+    except (OSError, ValueError, AttributeError):
+        names = [""]
+    return "CausalLM" if str(names[0]).endswith(("ForCausalLM", "LMHeadModel")) else "SequenceClassification"
+
+
+def _opened(folder: Path, kind: str = "SequenceClassification") -> tuple[Any, Any]:
     with try_import("transformers") as imports:
-        from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+        import transformers
+        from transformers import AutoConfig, AutoTokenizer
         from transformers.utils import logging
     imports.check()
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # of loading: commands show their own, and none with --json
     try:
         names = AutoConfig.from_pretrained(folder).architectures or []
-        if not any(str(name).endswith("ForSequenceClassification") for name in names):
+        if kind_of(folder) != kind or not any(str(name).endswith(("LMHeadModel", kind)) for name in names):
             raise ConfigError(f"{folder} holds {', '.join(names) or 'no model'}: rank flips need one that scores texts")
-        model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+        model = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(folder).eval()
         return model, AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError) as error:
         if isinstance(error, ConfigError):
@@ -151,11 +224,13 @@ def _longest(model: Any, tokenizer: Any) -> int:
     return min(int(getattr(model.config, "max_position_embeddings", MAX_TOKENS)), int(tokenizer.model_max_length))
 
 
-def _by_precision(model: Any, ids: Sequence[Any], precisions: Sequence[str], limit: int) -> Mapping[str, Floats]:
-    """Return the first score of each text in FP32 and in each precision."""
+def _by_precision(
+    model: Any, ids: Sequence[Any], precisions: Sequence[str], limit: int, head: Any = "score"
+) -> Mapping[str, Floats]:
+    """Return the first score of each text, or all log-probabilities, in FP32 and in each precision."""
     from greentrain.fpga_backend.compiler.compiling import compile as compiled
 
-    traced = compiled(model, max_tokens=limit, head="score", precision="fp32")
+    traced = compiled(model, max_tokens=limit, head=head, precision="fp32")
     return {FP32: _scores(traced, ids)} | {name: _scores(_rounded(traced, model, name), ids) for name in precisions}
 
 
@@ -176,7 +251,7 @@ def _scores(artifact: "Artifact", ids: Sequence[Any]) -> Floats:
     from greentrain.fpga_backend.batch import Batch
 
     run = _runner(artifact)
-    found = [run(Batch.of(ids[start : start + BATCH]))[:, 0] for start in range(0, len(ids), BATCH)]
+    found = [run(Batch.of(ids[start : start + BATCH])) for start in range(0, len(ids), BATCH)]
     return np.concatenate(found).astype(np.float64)
 
 
@@ -185,7 +260,7 @@ def _runner(artifact: "Artifact") -> "Callable[[Batch], Any]":
         from greentrain.fpga_backend.emulator.engine import Engine
 
         exact = Engine(artifact)
-        return lambda batch: exact.run(batch).scores
+        return lambda batch: _flat(exact.run(batch))
     import torch
 
     from greentrain.fpga_backend.batch import pack
@@ -193,4 +268,14 @@ def _runner(artifact: "Artifact") -> "Callable[[Batch], Any]":
 
     dtype = torch.bfloat16 if artifact.program.precision == "bf16" else torch.float32
     engine = TorchEngine(artifact, torch.device("cpu"), dtype)
-    return lambda batch: engine.run(pack(batch, artifact.program)).numpy()
+    scored = artifact.program.labels > 0
+
+    def floats(batch: "Batch") -> Any:
+        found = engine.run(pack(batch, artifact.program)).numpy()
+        return found[:, 0] if scored else found
+
+    return floats
+
+
+def _flat(result: "Result") -> Any:
+    return result.scores[:, 0] if result.scores is not None else np.concatenate(result.logprobs or ())

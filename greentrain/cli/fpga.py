@@ -107,7 +107,7 @@ def explore(
 @app.command()
 def ranks(
     model: Annotated[
-        Path, typer.Argument(help="Folder of a Hugging Face reward model: one score a text, weights, tokenizer.")
+        Path, typer.Argument(help="Folder of a Hugging Face reward model (one score a text) or causal language model.")
     ],
     preferences: Annotated[
         Path, typer.Argument(help="JSON lines with chosen and rejected, as HH-RLHF's; gzip or plain.")
@@ -123,26 +123,35 @@ def ranks(
     out: Annotated[Path | None, typer.Option(help="Also write the rows, as CSV.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure what a precision does to a reward model's ranks and rewards, on preferences of your own."""
-    from greentrain.fpga_backend.explore.flips import rank, read_preferences
+    """Measure what a precision does to a reward model's ranks or a reference's KL, and say which to take."""
+    from greentrain.fpga_backend.explore.flips import advice, kind_of, rank, read_preferences, references
     from greentrain.fpga_backend.explore.space import RANKED
 
     precisions = words_of("--precision", precision, tuple(RANKED))
     given = read_preferences(preferences, pairs)
     with progress("scoring", quiet=as_json):
-        rows, cut = rank(model, given, precisions)
+        if causal := kind_of(model) == "CausalLM":
+            rows, cut = references(model, [text for pair in given for text in pair], precisions)
+        else:
+            rows, cut = rank(model, given, precisions)
     if out is not None:
         lines = [",".join("" if cell is None else str(cell) for cell in row.values()) for row in rows]
         put("\n".join([",".join(rows[0]), *lines, ""]), out)
     if as_json:
-        typer.echo(json.dumps({"provenance": "measured", "pairs": len(given), "cut": cut, "rows": rows}, indent=1))
+        typer.echo(
+            json.dumps(
+                {"provenance": "measured", "pairs": len(given), "cut": cut, "rows": rows, "advice": advice(rows)},
+                indent=1,
+            )
+        )
         return
     from rich.table import Table
 
     shown = Table(*(name.replace("_", " ") for name in rows[0]), title=f"{model.name}, measured", title_justify="left")
     for row in rows:
         shown.add_row(*(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row.values()))
-    console().print(shown, f"Errors are in the model's own unit. Cut to what it takes: {cut} of {2 * len(given)}.")
+    unit = "nats" if causal else "the model's own unit"
+    console().print(shown, f"Errors are in {unit}. Cut to what it takes: {cut} of {2 * len(given)}.", advice(rows))
 
 
 @app.command()

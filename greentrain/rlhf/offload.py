@@ -116,7 +116,7 @@ def _compiled(kind: PassKind, given: PassSettings, folder: Path) -> Artifact:
         return compile_model(
             model,
             max_tokens=given.max_tokens,
-            activation_bits=cast(ActivationBits, given.activation_bits),
+            activation_bits=cast(ActivationBits | None, given.activation_bits),
             temperature=given.temperature,
         )
     except OffloadError as error:

@@ -51,8 +51,8 @@ class PassSettings:
     """Folder of a Hugging Face model, or of a compiled one."""
     max_tokens: Annotated[int, Bound(2, 8192)] = 512
     """Longest sequence, prompt included; a compiled model has its own."""
-    activation_bits: int = 8
-    """8 or 16; a compiled model has its own."""
+    activation_bits: int | None = None
+    """8 or 16; None: 16 for a reference, 8 for scores; a compiled model has its own."""
     temperature: Annotated[float, Bound(1e-3, 1e3)] = 1.0
     """Sampling temperature of the policy, for a reference; a compiled one must have been compiled with it."""
     sequences: Annotated[int, Bound(1, 65536)] | None = None
@@ -69,7 +69,7 @@ class PassSettings:
         if not self.model:
             raise ConfigError(f"{kind}.model is missing: give the folder of the frozen model")
         check_fields(self, kind)
-        choice(f"{kind}.activation_bits", str(self.activation_bits), ("8", "16"))
+        choice(f"{kind}.activation_bits", str(self.activation_bits or 8), ("8", "16"))
         if kind is not PassKind.REFERENCE and self.temperature != 1.0:
             raise ConfigError(
                 f"{kind}.temperature is {self.temperature:g}: scores have none; it is the reference's, leave it out"

@@ -100,6 +100,8 @@ class Models:
     policy: Policy
     reference: Artifact
     reward: Artifact
+    judge: Reward
+    """The reward model itself."""
     text: Tokens
     ends: Tensor
     """True for tokens that end a line [vocabulary]."""
@@ -145,6 +147,7 @@ def prepare(settings: Settings) -> Models:
         policy=policy,
         reference=compile_model(policy, max_tokens=longest, activation_bits=16),
         reward=compile_model(reward, max_tokens=longest),
+        judge=reward,
         text=source.train,
         ends=ends,
         blanks=blanks,

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from greentrain.fpga_backend.batch import Batch
 from greentrain.fpga_backend.compiler import compile
@@ -15,12 +16,15 @@ from greentrain.fpga_backend.errors import UnsupportedModelError
 from greentrain.fpga_backend.program import Attention, Linear, LogProb, Norm, Pool, Program, Rotary, Score, read_by
 from tests.fpga_backend.compiler.tiny_models import (
     BUILDERS,
+    LLAMA,
     MAX_TOKENS,
     build,
     compiled,
     flat,
+    hf,
     own,
     own_scores,
+    randomise,
     sequences,
 )
 from tests.helpers.float_engine import run_float
@@ -120,6 +124,54 @@ def test_a_recipe_of_older_programs_stays_the_same() -> None:
 def test_long_rope_holds_where_its_angles_do() -> None:
     with pytest.raises(UnsupportedModelError, match=r"max_tokens=31.*angles that hold.*for 30 tokens"):
         compile(build("phi3 long"), max_tokens=31)
+
+
+class GatingNetwork(nn.Module):
+    """Weights of objectives, as ArmoRM's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(48, 32), nn.ReLU(), nn.Linear(32, 5))
+
+    def forward(self, row: torch.Tensor) -> torch.Tensor:
+        return functional.softmax(self.layers(row) / 10.0, dim=-1)
+
+
+class At(nn.Module):
+    """A layer on the last row of a tower."""
+
+    def __init__(self, tower: nn.Module, layer: nn.Module) -> None:
+        super().__init__()
+        self.tower, self.layer = tower, layer
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.layer(self.tower(input_ids).last_hidden_state[:, -1])
+        return scores
+
+
+def test_objectives_and_their_gate_are_two_models_that_are_mixed_at_home() -> None:
+    """ArmoRM's shape: several objectives at the answer's end, mixed by a gate that reads the prompt's end."""
+    tower, objectives, gate = hf.LlamaModel(hf.LlamaConfig(**LLAMA)), nn.Linear(48, 5, bias=False), GatingNetwork()
+    whole = nn.ModuleList([tower, objectives, gate])
+    randomise(whole, 4)
+    whole.eval()
+    parts = (compile(At(tower, part), max_tokens=24, activation_bits=16) for part in (objectives, gate.layers))
+    scorer, gating = map(Engine, parts)
+    rows = sequences(count=6)
+    prompts = [row[: len(row) // 2 + 1] for row in rows]
+    scores, logits = (engine.run(Batch.of(ids)).scores for engine, ids in ((scorer, rows), (gating, prompts)))
+    assert scores is not None and logits is not None and scores.shape == (6, 5)
+    mixed = (torch.from_numpy(logits / 10.0).softmax(-1).numpy() * scores).sum(-1)
+    with torch.no_grad():
+        ends = [
+            [tower(torch.from_numpy(ids)[None]).last_hidden_state[0, -1] for ids in some] for some in (rows, prompts)
+        ]
+        exact = objectives(torch.stack(ends[0]))
+        wanted = (exact * gate(torch.stack(ends[1]))).sum(-1).numpy()
+    assert np.abs(mixed - wanted).mean() < 0.04 * np.ptp(exact.numpy())
+    assert np.corrcoef(mixed, wanted)[0, 1] > 0.98
+    with pytest.raises(UnsupportedModelError, match=r"layer \(GatingNetwork\).*softmax.*each as a model"):
+        compile(At(tower, gate), max_tokens=24)
 
 
 class TokenScores(nn.Module):

@@ -90,7 +90,8 @@ def test_activations_of_16_bits_are_nearer_the_model() -> None:
     """Beside the same weights in floating point, about half is left of what rounding costs: that of attention."""
     batch = Batch.of(sequences(count=24))
     for name in ("qwen2 score", "qwen2", "bert mean"):
-        model, artifact = compiled(name)
+        model = compiled(name)[0]
+        artifact = compile(model, max_tokens=24, activation_bits=8)
         wanted = own(model, batch)
         fine = compile(model, max_tokens=24, activation_bits=16)
         kinds = [op for op in fine.program.ops if isinstance(op, Linear | LogProb)]
@@ -139,3 +140,14 @@ def test_a_recipe_survives_json() -> None:
     assert Recipe.from_json(recipe.to_json()).to_json() == recipe.to_json()
     steps = recipe.entries["model.norm"].parts[0].weight.steps
     assert steps == (("add", 1.0),)
+
+
+@pytest.mark.parametrize(("name", "bits"), [("gpt2", 16), ("gpt2 score", 8)])
+def test_a_reference_has_sixteen_bits_and_scores_eight_where_nothing_is_said(name: str, bits: int) -> None:
+    products = [op for op in compiled(name)[1].program.ops if isinstance(op, Linear | LogProb)]
+    assert {op.activation_bits for op in products} == {bits}
+    assert {
+        op.activation_bits
+        for op in compile(build(name), max_tokens=8, precision="fp32").program.ops
+        if isinstance(op, Linear | LogProb)
+    } == {8}

@@ -49,12 +49,27 @@ class Bag(nn.Module):
     [
         (
             lambda: hf.MixtralForCausalLM(hf.MixtralConfig(**ONE_LAYER)),
-            ("model.layers.0.mlp.gate", "MixtralTopKRouter", "aten.softmax", "GPU"),
+            (
+                "model.layers.0.mlp.gate",
+                "MixtralTopKRouter",
+                "aten.softmax",
+                "GPU",
+                "a choice of experts by token",
+                "program.py",
+            ),
         ),
-        (Convolved, ("mix.1", "Conv1d", "aten.conv1d.default", "GPU")),
+        (Convolved, ("mix.1", "Conv1d", "aten.conv1d.default", "GPU", "a convolution over neighbouring tokens")),
         (
             lambda: hf.BloomForCausalLM(hf.BloomConfig(vocab_size=50, hidden_size=32, n_layer=1, n_head=4)),
-            ("transformer.h.0.self_attention", "BloomAttention", "aten.baddbmm.default"),
+            ("transformer.h.0.self_attention", "BloomAttention", "aten.baddbmm.default", "ALiBi"),
+        ),
+        (
+            lambda: hf.Phi3ForCausalLM(hf.Phi3Config(**ONE_LAYER, pad_token_id=0, partial_rotary_factor=0.5)),
+            ("model.layers.0.self_attn", "Phi3Attention", "aten.cat", "rotary positions of a part of a head"),
+        ),
+        (
+            lambda: hf.Gemma2ForCausalLM(hf.Gemma2Config(**ONE_LAYER, head_dim=8, pad_token_id=0)),
+            ("Gemma2ForCausalLM", "aten.mul", "their soft cap"),
         ),
         (lambda: hf.BertModel(hf.BertConfig(**COMMON)), ("BertModel", "ends in Norm", "torch.nn.Linear")),
         (lambda: hf.BertForMaskedLM(hf.BertConfig(**COMMON)), ("BertForMaskedLM", "97 columns", "causal")),

@@ -174,6 +174,9 @@ BUILDERS: Mapping[str, Callable[[], nn.Module]] = {
         hf.ModernBertConfig(**MODERN, num_labels=2, classifier_pooling="mean")
     ),
     "written out": WrittenOut,
+    "granite": lambda: hf.GraniteForCausalLM(
+        hf.GraniteConfig(**LLAMA, logits_scaling=3.0, residual_multiplier=0.5, embedding_multiplier=2.0)
+    ),
     "opt": lambda: hf.OPTForCausalLM(
         hf.OPTConfig(
             vocab_size=VOCABULARY,

@@ -7,11 +7,13 @@ import random
 from pathlib import Path
 
 import pytest
+import torch
+import transformers
 from typer.testing import CliRunner
 
 from greentrain.cli.fpga import app
 from greentrain.errors import ConfigError
-from greentrain.fpga_backend.explore.flips import measure, rank, read_preferences
+from greentrain.fpga_backend.explore.flips import advice, measure, rank, read_preferences, references
 from tests.helpers import tiny_reward_model
 from tests.helpers.tiny_reward_model import MAX_TOKENS, WORDS
 
@@ -142,3 +144,42 @@ def test_a_torn_archive_is_refused(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-12])
     with pytest.raises(ConfigError, match="EOFError"):
         read_preferences(path)
+
+
+def test_advice_is_eight_bits_only_where_flips_allow_it() -> None:
+    def ranked(eight: float) -> list[dict[str, object]]:
+        return [{"precision": "int8", "flip_high": eight}, {"precision": "int8a16", "flip_high": 0.001}]
+
+    assert advice(ranked(0.009)).startswith("Take activation_bits=8: flips with 8 bits are at most 0.90%")
+    assert advice(ranked(0.011)).startswith("Take activation_bits=16") and "more pairs" in advice(ranked(0.011))
+    assert advice(ranked(0.011)[:1]) == ""
+
+
+@pytest.fixture(scope="module")
+def causal(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a causal language model that reads the words of the reward model."""
+    path = tmp_path_factory.mktemp("causal")
+    config = transformers.GPT2Config(
+        vocab_size=1 + len(WORDS), n_embd=32, n_layer=1, n_head=4, n_positions=MAX_TOKENS, initializer_range=0.3
+    )
+    torch.manual_seed(3)
+    transformers.GPT2LMHeadModel(config).save_pretrained(path)
+    transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(path)
+    return path
+
+
+def test_a_reference_is_measured_by_its_kl(causal: Path, folder: Path, tmp_path: Path) -> None:
+    (exact, bf16, int8, sixteen), cut = references(causal, [*_texts()[:8], "a"], ["bf16", "int8", "int8a16"])
+    assert cut == 0 and exact["error_max"] == exact["kl"] == 0 and exact["tokens"] > 8
+    assert 0 < sixteen["kl"] < int8["kl"] and 0 < sixteen["error_mean"] < int8["error_mean"] < 1
+    assert advice([bf16, int8, sixteen]).startswith("Take activation_bits=")
+    file = _written(tmp_path / "pairs.jsonl", [("a good film", "a bad film at all")])
+    result = CliRunner().invoke(app, ["ranks", str(causal), str(file), "--precision", "int8,int8a16", "--json"])
+    assert result.exit_code == 0, result.stderr
+    said = json.loads(result.stdout)
+    assert [row["precision"] for row in said["rows"]] == ["fp32", "int8", "int8a16"]
+    assert "nats a token" in said["advice"] and "twice the products" in said["advice"]
+    with pytest.raises(ConfigError, match="no text has two tokens"):
+        references(causal, ["a"], ["int8"])
+    with pytest.raises(ConfigError, match="holds BertForSequenceClassification"):
+        references(folder, ["a film"], ["int8"])

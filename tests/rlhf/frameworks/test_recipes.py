@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from greentrain.fpga_backend.program import LogProb
 from recipes import check_configs
 
 FRAMEWORKS = ("verl", "openrlhf", "roll")
@@ -22,6 +23,23 @@ def test_every_key_was_found_in_the_framework(framework: str) -> None:
     for name, found in keys.items():
         assert not set(found) - set(recorded["keys"]), f"{name}: run recipes/check_configs.py with a checkout"
     assert all(read["version"] and read["date"] for read in recorded["read"])
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_the_recipes_own_model_can_be_compiled(framework: str) -> None:
+    models = check_configs.default_models(framework)
+    assert len(models) == 1, "a recipe's model is not found, or frameworks have become several"
+    artifact = check_configs.compiled_twin(models.pop())
+    last = artifact.program.ops[-1]
+    assert isinstance(last, LogProb) and last.activation_bits == 16
+
+
+def test_a_model_without_a_twin_fails_the_check(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(check_configs, "default_models", lambda framework: {"some/model"})
+    assert check_configs.main(["models"]) == 1
+    assert "some/model: has no tiny twin" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
