@@ -62,7 +62,8 @@ def roofline(program: Program) -> Sheet:
         compiled = compiled_to(program, precision)
         for point in _points(program, precisions=[precision], batches=BATCHES):
             layout = BatchLayout.equal(point.wave, SEQUENCE)
-            work, found = count(compiled, layout), service(compiled, layout, CARD)
+            work = count(compiled, layout)
+            found = service(compiled, layout, CARD, kernels=precision.startswith("kernel"))
             rows.append(
                 {
                     "precision": precision,

@@ -10,6 +10,7 @@ from rich.text import Text
 from greentrain.fpga_backend.explore.gpu import GpuRow
 from greentrain.fpga_backend.explore.space import DesignPoint, Subject
 from greentrain.fpga_backend.roofline.cards import CONSTANTS, CardSpec, unit_of
+from greentrain.fpga_backend.roofline.cycles import TIMING
 
 
 def table(
@@ -32,9 +33,9 @@ def table(
         shown.add_row(
             gpu.name, "bf16", "", "", str(gpu.sequence), *_figures(gpu.tokens_per_s, gpu.power_w), style="bold"
         )
-    lines = [*_why(points), *said, *_of_gpus(gpus), *_notes(points, flips), *_assumed(cards)]
+    lines = [*_why(points), *_of_gpus(gpus), *_notes(points, flips), *_assumed(cards)]
     title = Text(f"{subject.name}, {subject.source}: modelled, not run on a card", style="italic")
-    return Group(title, shown, *(Text(line) for line in lines))
+    return Group(title, *(Text(line) for line in said), shown, *(Text(line) for line in lines))
 
 
 def _cells(point: DesignPoint) -> tuple[str, ...]:
@@ -82,6 +83,11 @@ def _notes(points: Sequence[DesignPoint], flips: bool) -> list[str]:
         found.append("Rank flips: not measured (--texts measures them on a Hugging Face folder with weights).")
     if any(point.precision == "int8a16" for point in points):
         found.append("int8a16 has weights of 8 bits and activations of 16: each of its products is two of 8 bits.")
+    if any(point.precision.startswith("kernel") for point in points):
+        found.append(
+            "kernel is int8 on the kernels of this repository, clock by clock; other types are an ideal array."
+        )
+        found += [f"Kernels, {name} assumed: {value}." for name, value in TIMING.items()]
     if any(point.precision == "int4" for point in points):
         found.append("int4 is of weights only: its products are of 16 bits.")
     return found
@@ -107,24 +113,28 @@ def _number(value: float) -> str:
 
 
 def verdicts(points: Sequence[DesignPoint], gpus: Sequence[GpuRow]) -> tuple[str, ...]:
-    """Return a sentence a sequence length: the cards' least joules a token against the GPUs'."""
+    """Return sentences a sequence length: least joules a token of our kernels and of ideal arrays, and a GPU's."""
     said = []
     for sequence in dict.fromkeys(point.sequence for point in points):
         beside = [gpu for gpu in gpus if gpu.sequence == sequence]
         running = [(p.j_per_token, p) for p in points if p.sequence == sequence and p.j_per_token is not None]
+        ours = [pair for pair in running if pair[1].precision.startswith("kernel")]
         if not beside:
             continue
         gpu = min(beside, key=lambda row: row.j_per_token)
         if not running:
             said.append(f"{sequence} tokens: nothing fits on these cards; use the GPU.")
             continue
-        j_per_token, best = min(running, key=lambda pair: pair[0])
-        said.append(_sentence(sequence, j_per_token, best, gpu))
+        for kind in (ours, [pair for pair in running if pair not in ours]):
+            if kind:
+                said.append(_sentence(sequence, *min(kind, key=lambda pair: pair[0]), gpu))
     return tuple(said)
 
 
 def _sentence(sequence: int, j_per_token: float, best: DesignPoint, gpu: GpuRow) -> str:
     where = f"{best.cards} x {best.card}, {best.precision}, batch {best.batch}"
+    if best.precision.startswith("kernel"):
+        where += f", {best.tokens_per_s:.4g} tokens/s at {best.power_w:.0f} W: our kernels"
     ratio = j_per_token / gpu.j_per_token
     if ratio >= 1:
         return (

@@ -33,7 +33,9 @@ class GroupRun:
     bound: Bound | None
 
 
-def in_waves(program: Program, card: CardSpec, *, sequence: int, wave: int, sequences: int) -> GroupRun:
+def in_waves(
+    program: Program, card: CardSpec, *, sequence: int, wave: int, sequences: int, kernels: bool = False
+) -> GroupRun:
     """Return what a card takes for so many sequences, in waves one after the other.
 
     Args:
@@ -42,10 +44,15 @@ def in_waves(program: Program, card: CardSpec, *, sequence: int, wave: int, sequ
         sequence: Length of each sequence (tokens).
         wave: Sequences at a time.
         sequences: Sequences in all.
+        kernels: Whether on the kernels of ``hls/``, not an ideal array.
     """
     full, rest = divmod(sequences, wave)
     waves = ((full, wave), (1 if rest else 0, rest))
-    parts = [(number, service(program, BatchLayout.equal(size, sequence), card)) for number, size in waves if number]
+    parts = [
+        (number, service(program, BatchLayout.equal(size, sequence), card, kernels=kernels))
+        for number, size in waves
+        if number
+    ]
     return GroupRun(
         run_s=sum(number * found.run_s for number, found in parts),
         energy_j=sum(number * found.energy_j for number, found in parts),
@@ -66,9 +73,19 @@ def most_sequences(program: Program, sequence: int, room_bytes: int, wanted: int
     return low
 
 
-PRECISIONS: Mapping[str, Precision] = {"fp16": "fp16", "int8": "w8a8", "int8a16": "w8a8", "int4": "w4a16"}
-"""What they are compiled to. ``int8a16`` has activations of 16 bits: each product is two of 8 bits. ``int4`` is of
+PRECISIONS: Mapping[str, Precision] = {
+    "kernel": "w8a8",
+    "kernel-a16": "w8a8",
+    "fp16": "fp16",
+    "int8": "w8a8",
+    "int8a16": "w8a8",
+    "int4": "w4a16",
+}
+"""What they are compiled to. ``kernel`` and ``kernel-a16`` are int8 and int8a16 on the kernels of ``hls/``, the others
+an ideal array. ``int8a16`` has activations of 16 bits: each product is two of 8 bits. ``int4`` is of
 weights only: products are of 16 bits."""
+KERNEL_CARD: Final = "U55C"
+"""Card that the kernels of ``hls/`` are laid out for."""
 RANKED: Mapping[str, Precision] = {**PRECISIONS, "bf16": "bf16", "w8a16": "w8a16"}
 """Those whose ranks can be measured: also the two that have no model of a card."""
 
@@ -139,7 +156,7 @@ def explore(
 def compiled_to(program: Program, precision: str) -> Program:
     """Return a program in a precision of ``RANKED``."""
     compiled = dataclasses.replace(program, precision=RANKED[precision])
-    return with_activation_bits(compiled, 16 if precision == "int8a16" else 8)
+    return with_activation_bits(compiled, 16 if precision.endswith("a16") and RANKED[precision] == "w8a8" else 8)
 
 
 def _point(program: Program, card: CardSpec, cards: int, precision: str, batch: int, sequence: int) -> DesignPoint:
@@ -150,6 +167,8 @@ def _point(program: Program, card: CardSpec, cards: int, precision: str, batch: 
     reason = ""
     if sequence > program.max_tokens:
         reason = f"the model takes {program.max_tokens} tokens at most"
+    elif precision.startswith("kernel") and card.name != KERNEL_CARD:
+        reason = f"the kernels are laid out for a {KERNEL_CARD}"
     elif not wave:
         reason = f"one sequence needs {need_bytes / 1e9:.1f} GB of {room / 1e9:.1f} GB a card"
     point = DesignPoint(
@@ -173,8 +192,9 @@ def _served(point: DesignPoint, program: Program, card: CardSpec) -> DesignPoint
     Cards that have nothing to do, or are done before the others, draw idle power.
     """
     low, more = divmod(point.batch, point.cards)
+    kernels = point.precision.startswith("kernel")
     runs = [
-        (number, in_waves(program, card, sequence=point.sequence, wave=point.wave, sequences=share))
+        (number, in_waves(program, card, sequence=point.sequence, wave=point.wave, sequences=share, kernels=kernels))
         for number, share in ((more, low + 1), (point.cards - more, low))
     ]
     run_s = max(run.run_s for number, run in runs if number)

@@ -37,7 +37,7 @@ float top_of(const floats_t *logits, long first_beat, int vocabulary) {
     return whole ? top : NAN;
 }
 
-int64_t sum_of(const floats_t *logits, long first_beat, int vocabulary, float top, const int32_t exp2[STEPS]) {
+int64_t sum_of(const floats_t *logits, long first_beat, int vocabulary, float top, const int32_t powers[FLOATS / 2][STEPS]) {
     int64_t sum = 0;
     for (int column = 0; column < vocabulary; column += CHUNK) {
         Row<CHUNK> in;
@@ -46,9 +46,10 @@ int64_t sum_of(const floats_t *logits, long first_beat, int vocabulary, float to
         in.read(logits, first_beat, column, wide);
         for (int j = 0; j < wide; j++) {
 #pragma HLS PIPELINE II = 1
+#pragma HLS UNROLL factor = 16
             const float behind = top - steps_of(in[j]);
             const int d = behind < static_cast<float>(FARTHEST) ? static_cast<int>(behind) : FARTHEST;
-            sum += d == FARTHEST ? 0 : exp2[d % STEPS] >> (d / STEPS);
+            sum += d == FARTHEST ? 0 : powers[j % FLOATS / 2][d % STEPS] >> (d / STEPS);
         }
     }
     return sum;
@@ -80,12 +81,17 @@ extern "C" void gt_logprob(const gt::floats_t *logits, const gt::words_t *ids, c
 #pragma HLS INTERFACE s_axilite port = vocabulary
 #pragma HLS INTERFACE s_axilite port = first
 #pragma HLS INTERFACE s_axilite port = return
-    GT_ONCHIP int32_t powers[STEPS];
+    GT_ONCHIP int32_t powers[FLOATS / 2][STEPS];  // a copy for every two lanes: a memory block has two ports
+#pragma HLS ARRAY_PARTITION variable = powers complete dim = 1
     Words entries(exp2), wanted_ids(ids);
     FloatWriter out(y);
     for (int i = 0; i < STEPS; i++) {
 #pragma HLS PIPELINE II = 1
-        powers[i] = entries[i];
+        const int32_t entry = entries[i];
+        for (int copy = 0; copy < FLOATS / 2; copy++) {
+#pragma HLS UNROLL
+            powers[copy][i] = entry;
+        }
     }
     const long stride = beats(vocabulary, FLOATS);
     for (int row = 0; row < rows; row++) {

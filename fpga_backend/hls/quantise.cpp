@@ -3,49 +3,153 @@
 // A row is cut into `groups` of equal width (the heads of attention) that are quantised by themselves. Each group fills
 // whole beats, with zeros at its end. With two `digits`, q = rne(x * (32512 / a)) and s = a * f32(1 / 32512); a group
 // then is its high digits and behind them its low ones, each in whole beats. Where `indexed`, row r is row index[first + r] of the register.
+//
+// Stages are processes that pass beats on, over BLOCK rows at a time, in loops that do not end with a group: memory is asked for a
+// beat a clock, and no row or head waits for the one before. A group waits in `kept` until its largest magnitude is known.
 #include "beats.h"
 #include "numbers.h"
+#include "stream.h"
 
 namespace {
 
 using namespace gt;
 
-constexpr int CHUNK = 4096;
+constexpr int BLOCK = 64;
 
-void write_group(const floats_t *x, long first_beat, int start, int width, float factor, int digits, bytes_t *q,
-                 long to) {
-    for (int column = 0; column < width; column += CHUNK) {
-        Row<CHUNK> in;
-        int8_t out[2][CHUNK];
-#pragma HLS ARRAY_PARTITION variable = in.v cyclic factor = 16
-#pragma HLS ARRAY_PARTITION variable = out cyclic factor = 64 dim = 2
-        const int wide = smaller(CHUNK, width - column);
-        in.read(x, first_beat, start + column, wide);
-        for (int j = 0; j < wide; j++) {
+struct Shape {
+    int rows, groups, width, digits, start;
+    long stride, first;
+
+    int beats_of_group() const { return beats(width, FLOATS); }
+    int total() const { return rows * groups * beats_of_group(); }
+};
+
+// A group's columns in beats of their own: its first column is the first lane. Zeros fill up the last beat.
+void fetch(const floats_t *x, const words_t *index, int indexed, const Shape &shape, hls::stream<floats_t> &to) {
+    Words indices(index);
+    for (int row = 0; row < shape.rows; row++) {
+        const long from = (indexed ? indices[shape.first + row] : shape.first + row) * shape.stride;
+        for (int group = 0; group < shape.groups; group++) {
+            const int column = shape.start + group * shape.width;
+            const int shift = column % FLOATS;
+            const int wide = beats(shift + shape.width, FLOATS);
+            floats_t before = {};
+            for (int b = 0; b <= shape.beats_of_group(); b++) {
 #pragma HLS PIPELINE II = 1
-#pragma HLS UNROLL factor = 16
-            if (digits == 2) {
-                const int32_t n = quantised<Q16D>(in[j], factor);
-                const int32_t high = high_digit(n);
-                out[0][j] = static_cast<int8_t>(high);
-                out[1][j] = static_cast<int8_t>(n - DIGIT_BASE * high);
-            } else {
-                out[0][j] = static_cast<int8_t>(quantised<Q8>(in[j], factor));
-            }
-        }
-        for (int digit = 0; digit < digits; digit++) {
-            for (int b = 0; b < beats(wide, BYTES); b++) {
-#pragma HLS PIPELINE II = 1
-                bytes_t beat;
-                for (int lane = 0; lane < BYTES; lane++) {
+                const floats_t now = b < wide ? x[from + column / FLOATS + b] : floats_t();
+                floats_t out;
+                for (int lane = 0; lane < FLOATS; lane++) {
 #pragma HLS UNROLL
-                    const int j = b * BYTES + lane;
-                    beat.v[lane] = j < wide ? out[digit][j] : static_cast<int8_t>(0);
+                    const bool in = (b - 1) * FLOATS + lane < shape.width;
+                    const float value = shift + lane < FLOATS ? before.v[(shift + lane) % FLOATS] : now.v[(shift + lane) % FLOATS];
+                    out.v[lane] = in ? value : 0.0f;
                 }
-                q[to + digit * beats(width, BYTES) + column / BYTES + b] = beat;
+                if (b > 0) {
+                    to.write(out);
+                }
+                before = now;
             }
         }
     }
+}
+
+// The largest magnitude of each group, and the beats again.
+void measure(hls::stream<floats_t> &from, const Shape &shape, hls::stream<float> &peaks, hls::stream<floats_t> &kept) {
+    Peak peak;
+    int b = 0;
+    for (int i = 0; i < shape.total(); i++) {
+#pragma HLS PIPELINE II = 1
+        const floats_t beat = from.read();
+        for (int lane = 0; lane < FLOATS; lane++) {
+#pragma HLS UNROLL
+            peak.see(beat.v[lane]);
+        }
+        kept.write(beat);
+        if (++b == shape.beats_of_group()) {
+            peaks.write(peak.value());
+            peak = Peak();
+            b = 0;
+        }
+    }
+}
+
+void scale(hls::stream<float> &peaks, const Shape &shape, floats_t *s, hls::stream<float> &factors) {
+    FloatWriter scales(s);
+    for (int i = 0; i < shape.rows * shape.groups; i++) {
+#pragma HLS PIPELINE II = 1
+        const float peak = peaks.read();
+        scales.put(shape.first * shape.groups + i, shape.digits == 2 ? scale_of<Q16D>(peak) : scale_of<Q8>(peak));
+        factors.write(shape.digits == 2 ? factor_of<Q16D>(peak) : factor_of<Q8>(peak));
+    }
+    scales.flush();
+}
+
+// Integers of a group, in beats of 64: high digits, or all there are, to one stream, low ones to the other.
+void cut(hls::stream<floats_t> &kept, hls::stream<float> &factors, const Shape &shape, hls::stream<bytes_t> &high,
+         hls::stream<bytes_t> &low) {
+    bytes_t first = {}, second = {};
+    float factor = 0.0f;
+    int b = 0;
+    for (int i = 0; i < shape.total(); i++) {
+#pragma HLS PIPELINE II = 1
+        if (b == 0) {
+            factor = factors.read();
+        }
+        const floats_t beat = kept.read();
+        const int place = b % (BYTES / FLOATS) * FLOATS;
+        for (int lane = 0; lane < FLOATS; lane++) {
+#pragma HLS UNROLL
+            if (shape.digits == 2) {
+                const int32_t n = quantised<Q16D>(beat.v[lane], factor);
+                const int32_t digit = high_digit(n);
+                first.v[place + lane] = static_cast<int8_t>(digit);
+                second.v[place + lane] = static_cast<int8_t>(n - DIGIT_BASE * digit);
+            } else {
+                first.v[place + lane] = static_cast<int8_t>(quantised<Q8>(beat.v[lane], factor));
+            }
+        }
+        const bool last = ++b == shape.beats_of_group();
+        if (last || b % (BYTES / FLOATS) == 0) {
+            high.write(first);
+            if (shape.digits == 2) {
+                low.write(second);
+            }
+            first = bytes_t();
+            second = bytes_t();
+        }
+        b = last ? 0 : b;
+    }
+}
+
+void store(hls::stream<bytes_t> &high, hls::stream<bytes_t> &low, const Shape &shape, bytes_t *q) {
+    const int half = beats(shape.width, BYTES);
+    int b = 0;
+    const int total = shape.rows * shape.groups * shape.digits * half;
+    for (int i = 0; i < total; i++) {
+#pragma HLS PIPELINE II = 1
+        q[shape.first * shape.groups * shape.digits * half + i] = b < half ? high.read() : low.read();
+        b = b + 1 == shape.digits * half ? 0 : b + 1;
+    }
+}
+
+void block(const floats_t *x, const words_t *index, bytes_t *q, floats_t *s, int indexed, const Shape &rows,
+           const Shape &results) {
+#pragma HLS DATAFLOW
+    hls::stream<floats_t> beats_in("beats_in"), kept("kept");
+    hls::stream<float> peaks("peaks"), factors("factors");
+    hls::stream<bytes_t> high("high"), low("low");
+#pragma HLS STREAM variable = beats_in depth = 64
+#pragma HLS STREAM variable = kept depth = 8208
+#pragma HLS BIND_STORAGE variable = kept type = fifo impl = uram
+#pragma HLS STREAM variable = peaks depth = 64
+#pragma HLS STREAM variable = factors depth = 64
+#pragma HLS STREAM variable = high depth = 2064
+#pragma HLS STREAM variable = low depth = 2064
+    fetch(x, index, indexed, rows, beats_in);
+    measure(beats_in, results, peaks, kept);
+    scale(peaks, results, s, factors);
+    cut(kept, factors, results, high, low);
+    store(high, low, results, q);
 }
 
 }  // namespace
@@ -53,7 +157,7 @@ void write_group(const floats_t *x, long first_beat, int start, int width, float
 extern "C" void gt_quantise(const gt::floats_t *x, const gt::words_t *index, gt::bytes_t *q, gt::floats_t *s, int32_t rows,
                             int32_t x_stride, int32_t x_start, int32_t width, int32_t groups, int32_t indexed,
                             int32_t first, int32_t digits) {
-#pragma HLS INTERFACE m_axi port = x bundle = gmem0 max_read_burst_length = 64
+#pragma HLS INTERFACE m_axi port = x bundle = gmem0 num_read_outstanding = 64
 #pragma HLS INTERFACE m_axi port = index bundle = gmem0
 #pragma HLS INTERFACE m_axi port = q bundle = gmem0 max_write_burst_length = 64
 #pragma HLS INTERFACE m_axi port = s bundle = gmem0
@@ -67,20 +171,11 @@ extern "C" void gt_quantise(const gt::floats_t *x, const gt::words_t *index, gt:
 #pragma HLS INTERFACE s_axilite port = digits
 #pragma HLS INTERFACE s_axilite port = return
     using namespace gt;
-    const int group_width = width / groups;
-    const int group_beats = beats(group_width, BYTES);
-    Words indices(index);
-    FloatWriter scales(s);
-    for (int row = 0; row < rows; row++) {
-        const long from = static_cast<long>(indexed ? indices[first + row] : row) * x_stride;
-        for (int group = 0; group < groups; group++) {
-            const long number = static_cast<long>(row) * groups + group;
-            const int start = x_start + group * group_width;
-            const float peak = peak_of<CHUNK>(x, from, start, group_width);
-            scales.put(number, digits == 2 ? scale_of<Q16D>(peak) : scale_of<Q8>(peak));
-            const float factor = digits == 2 ? factor_of<Q16D>(peak) : factor_of<Q8>(peak);
-            write_group(x, from, start, group_width, factor, digits, q, number * digits * group_beats);
-        }
+    const int wide = width / groups;
+    for (int row = 0; row < rows; row += BLOCK) {
+        const int count = smaller(BLOCK, rows - row);
+        const Shape from = {count, groups, wide, digits, x_start, x_stride, (indexed ? first : 0) + row};
+        const Shape to = {count, groups, wide, digits, x_start, x_stride, row};
+        block(x, index, q, s, indexed, from, to);
     }
-    scales.flush();
 }

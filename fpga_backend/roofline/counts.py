@@ -7,6 +7,7 @@ and the times that follow from them, are lower bounds.
 """
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
@@ -36,6 +37,8 @@ class BatchLayout:
     """The same where every row sees its whole sequence."""
     keys: int
     """Rows that a segment may attend to, added up over the segments: keys and values read."""
+    spans: tuple[tuple[int, int, int], ...] = ()
+    """How many segments have so many rows behind a prompt of so many."""
 
     @classmethod
     def of(cls, packed: Packed) -> "BatchLayout":
@@ -53,6 +56,7 @@ class BatchLayout:
             causal_pairs=sum(b * n + _triangle(n) for b, n in zip(before, own, strict=True)),
             all_pairs=sum(n * k for n, k in zip(own, keys, strict=True)),
             keys=sum(keys),
+            spans=tuple((number, *span) for span, number in Counter(zip(own, before, strict=True)).items()),
         )
 
     @classmethod
@@ -73,6 +77,7 @@ class BatchLayout:
             causal_pairs=sequences * _triangle(tokens),
             all_pairs=sequences * tokens * tokens,
             keys=sequences * tokens,
+            spans=((sequences, tokens, 0),),
         )
 
 

@@ -3,6 +3,8 @@
     t = launches * launch_s + in / pcie + sum over operators of max(compute, memory) + out / pcie
     E = idle * t + mac * products + memory * bytes + pcie * bytes
 
+That is an ideal array. Of the kernels in ``hls/`` the clocks and bytes are those of :mod:`.cycles`, over ``clock_hz``.
+
 Kernels run one after the other, so an operator takes the longer of its products and its traffic. Where E / t is above
 the card's TDP, the clock falls until it is not, as that of Alveo cards does (xilinx.github.io/xbtest, "Calibration -
 Power CU"): the time grows to E_dynamic / (TDP - idle), and the joules by idle power over the longer time. The joules of
@@ -17,9 +19,11 @@ from typing import Final, Literal
 
 from greentrain.errors import ConfigError
 from greentrain.fpga_backend.batch import Packed
+from greentrain.fpga_backend.csim.launches import BYTES
 from greentrain.fpga_backend.program import Precision, Program
 from greentrain.fpga_backend.roofline.cards import CardSpec
 from greentrain.fpga_backend.roofline.counts import BatchLayout, OpCount, WorkCounts, count
+from greentrain.fpga_backend.roofline.cycles import KernelWork, kernel_work
 from greentrain.types import Device, DeviceKind, PowerSample, Provenance, Sensor
 from greentrain.utils.clock import Clock, SystemClock
 
@@ -55,7 +59,8 @@ class CardService:
     energy_j: float
     """Idle power while the batch runs included."""
     parts_s: Mapping[str, float]
-    """``launch``, ``pcie``, ``compute``, ``memory`` and ``power``: their sum is ``run_s``."""
+    """``launch``, ``pcie``, ``compute``, ``memory`` and ``power``: their sum is ``run_s``. Of kernels, ``compute``
+    is that of products and attention, ``memory`` that of all others."""
     parts_j: Mapping[str, float]
     """``idle``, ``products``, ``memory`` and ``pcie``."""
     assumed_j: float
@@ -109,6 +114,8 @@ def service(
     batch: Packed | BatchLayout,
     card: CardSpec,
     precision: Precision | None = None,
+    *,
+    kernels: bool = False,
 ) -> CardService:
     """Return what a batch would take.
 
@@ -117,6 +124,7 @@ def service(
         batch: Packed, or equal sequences.
         card: All of its constants that are needed must be known.
         precision: Precision in place of the program's own.
+        kernels: True: on the kernels of ``hls/``, which compute w8a8, clock by clock; False: on an ideal array.
 
     Raises:
         ConfigError: The card lacks a constant; the message names all.
@@ -124,11 +132,16 @@ def service(
     """
     if precision is not None and precision != program.precision:
         program = dataclasses.replace(program, precision=precision)
-    return serve(count(program, batch), card)
+    return serve(count(program, batch), card, kernel_work(program, batch, card) if kernels else None)
 
 
-def serve(counts: WorkCounts, card: CardSpec) -> CardService:
+def serve(counts: WorkCounts, card: CardSpec, work: KernelWork | None = None) -> CardService:
     """Return what counted work would take.
+
+    Args:
+        counts: Products and bytes.
+        card: Card with the constants that they need.
+        work: Clocks and beats of the kernels; None: of an ideal array.
 
     Raises:
         ConfigError: The card lacks a constant; the message names all.
@@ -141,10 +154,15 @@ def serve(counts: WorkCounts, card: CardSpec) -> CardService:
         )
     link = card.value("pcie_bytes_per_s")
     in_s, out_s = counts.pcie_in_bytes / link, counts.pcie_out_bytes / link
-    launch_s = counts.launches * card.value("launch_s")
+    launch_s = (counts.launches if work is None else work.launches) * card.value("launch_s")
     memory_bytes_per_s = card.value("memory_bytes_per_s") * card.value("memory_efficiency")
     compute_s = memory_s = 0.0
-    for op in counts.ops:
+    memory_bytes = counts.memory_bytes
+    if work is not None:
+        compute_s = sum(work.clocks.get(name, 0.0) for name in ("gt_gemm", "gt_attention")) / card.value("clock_hz")
+        memory_s = work.total / card.value("clock_hz") - compute_s
+        memory_bytes = BYTES * work.beats
+    for op in counts.ops if work is None else ():
         busy_s, moving_s = _compute_s(op, card), op.memory_bytes / memory_bytes_per_s
         if busy_s >= moving_s:
             compute_s += busy_s
@@ -154,7 +172,7 @@ def serve(counts: WorkCounts, card: CardSpec) -> CardService:
     pcie_bytes = counts.pcie_in_bytes + counts.pcie_out_bytes
     dynamic = {
         "products": sum(counts.macs_of(bits) * card.value(f"mac{bits}_j") for bits in _widths(counts)),
-        "memory": counts.memory_bytes * card.value("memory_j_per_byte"),
+        "memory": memory_bytes * card.value("memory_j_per_byte"),
         "pcie": pcie_bytes * card.value("pcie_j_per_byte"),
     }
     idle_w = card.value("idle_power_w")
@@ -172,7 +190,7 @@ def serve(counts: WorkCounts, card: CardSpec) -> CardService:
         energy_j=sum(parts_j.values()),
         parts_s=parts_s,
         parts_j=parts_j,
-        assumed_j=sum(parts_j[part] for part in parts_j if _assumed(part, counts, card)),
+        assumed_j=sum(parts_j[part] for part in parts_j if _assumed(part, counts, card) or (work and part == "idle")),
         bound=bound,
     )
 

@@ -43,10 +43,10 @@ def explore(
     precision: Annotated[
         str,
         complete.option(
-            "fp16, int8, int8a16 (16-bit activations), int4 (weights only).",
-            complete.some_of("fp16", "int8", "int8a16", "int4"),
+            "kernel, kernel-a16 (ours); of an ideal array fp16, int8, int8a16 (16-bit activations), int4 (weights).",
+            complete.some_of("kernel", "kernel-a16", "fp16", "int8", "int8a16", "int4"),
         ),
-    ] = "fp16,int8,int4",
+    ] = "kernel,fp16,int8,int4",
     batch: Annotated[str, typer.Option(help="Sequences at a time.")] = "1,32",
     sequence: Annotated[
         str | None, typer.Option(help="Tokens a sequence; without it 128,512, or what the model takes.")
