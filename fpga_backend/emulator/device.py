@@ -15,6 +15,7 @@ from greentrain.fpga_backend.emulator.arithmetic import int_mm_is_exact
 from greentrain.fpga_backend.emulator.engine import Engine
 from greentrain.fpga_backend.errors import DeviceError
 from greentrain.fpga_backend.roofline.cards import CardSpec
+from greentrain.fpga_backend.roofline.cycles import KERNEL_CARD
 from greentrain.fpga_backend.roofline.latency import ModelledMeter, check_card, service
 from greentrain.types import Provenance
 
@@ -26,7 +27,8 @@ class Emulator(InProcess):
     """An OffloadDevice that gives the contract's bits without a card.
 
     Args:
-        card: A card whose time and energy are modelled: ``Result.run_s`` and the meter are the model's, and say so.
+        card: A card whose time and energy are modelled, a U55C's on the kernels of ``hls/``: ``Result.run_s`` and the
+            meter are the model's, and say so.
             These joules are of a card that is not there: its meter enters a ledger only where the user puts it in.
             None: ``run_s`` is what the CPU took, and there is no meter.
         real_time: True, with ``card``: an answer comes no sooner than the modelled card's would.
@@ -122,7 +124,8 @@ class Emulator(InProcess):
         result = super()._run(model, batch)
         if self._card is None or self._modelled is None:
             return result
-        modelled = service(model.program, pack(batch, model.program), self._card)
+        ours = self._card.name == KERNEL_CARD and model.program.precision == "w8a8"
+        modelled = service(model.program, pack(batch, model.program), self._card, kernels=ours)
         if self._real_time:
             self._closing.wait(max(0.0, modelled.run_s - result.run_s))
         self._modelled.add(modelled)

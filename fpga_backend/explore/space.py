@@ -17,6 +17,7 @@ from greentrain.errors import ConfigError
 from greentrain.fpga_backend.program import Precision, Program, with_activation_bits
 from greentrain.fpga_backend.roofline.cards import CardSpec
 from greentrain.fpga_backend.roofline.counts import BatchLayout, footprint
+from greentrain.fpga_backend.roofline.cycles import KERNEL_CARD
 from greentrain.fpga_backend.roofline.latency import Bound, service
 from greentrain.fpga_backend.roofline.shape import Head, program_of
 from greentrain.utils.files import packaged_toml
@@ -84,8 +85,6 @@ PRECISIONS: Mapping[str, Precision] = {
 """What they are compiled to. ``kernel`` and ``kernel-a16`` are int8 and int8a16 on the kernels of ``hls/``, the others
 an ideal array. ``int8a16`` has activations of 16 bits: each product is two of 8 bits. ``int4`` is of
 weights only: products are of 16 bits."""
-KERNEL_CARD: Final = "U55C"
-"""Card that the kernels of ``hls/`` are laid out for."""
 RANKED: Mapping[str, Precision] = {**PRECISIONS, "bf16": "bf16", "w8a16": "w8a16"}
 """Those whose ranks can be measured: also the two that have no model of a card."""
 

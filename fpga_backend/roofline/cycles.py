@@ -21,6 +21,8 @@ from greentrain.fpga_backend.roofline.cards import CardSpec
 from greentrain.fpga_backend.roofline.counts import BatchLayout
 from greentrain.utils.quantities import SourcedNumber, SourceKind
 
+KERNEL_CARD: Final = "U55C"
+"""Card that the kernels are laid out for."""
 CHANNELS: Final = 32
 """Pseudo channels of a U55C's memory: UG1393, "HBM Configuration and Use"."""
 TIMING: Final = {

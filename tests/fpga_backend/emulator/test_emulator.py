@@ -109,7 +109,7 @@ def test_times_and_joules_of_a_card_are_the_models_and_say_so() -> None:
     card = assume(U55C)
     artifact = decoder()
     batch = sequences(artifact, prompt=4)
-    expected = service(artifact.program, pack(batch, artifact.program), card)
+    expected = service(artifact.program, pack(batch, artifact.program), card, kernels=True)
     device = Emulator(card)
     try:
         result = device.submit(device.load(artifact), batch).result(30)
@@ -142,7 +142,7 @@ def test_in_real_time_an_answer_takes_as_long_as_the_card_would() -> None:
     slow = assume(U55C).with_(launch_s=0.01)
     artifact = encoder(layers=1)
     batch = sequences(artifact)
-    expected_s = service(artifact.program, pack(batch, artifact.program), slow).run_s
+    expected_s = service(artifact.program, pack(batch, artifact.program), slow, kernels=True).run_s
     device = Emulator(slow, real_time=True)
     try:
         handle = device.load(artifact)

@@ -11,7 +11,9 @@ from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.batch import Batch, pack
 from greentrain.fpga_backend.card import Buffer
 from greentrain.fpga_backend.csim.schedule import BatchSchedule
+from greentrain.fpga_backend.roofline.cards import U55C, assume
 from greentrain.fpga_backend.roofline.counts import count
+from greentrain.fpga_backend.roofline.cycles import kernel_work
 from greentrain.testing.offload_models import decoder, encoder
 
 
@@ -21,6 +23,7 @@ class _CountingCard:
     def __init__(self) -> None:
         self.buffers = 0
         self.launches = self.written = self.read_bytes = 0
+        self.kernels: set[str] = set()
 
     def allocate(self, nbytes: int, bank: int = 0) -> Buffer:
         self.buffers += 1
@@ -38,6 +41,7 @@ class _CountingCard:
 
     def launch(self, kernel: str, arguments: Sequence[Buffer | int]) -> None:
         self.launches += 1
+        self.kernels.add(kernel)
 
     def close(self) -> None:
         pass
@@ -59,6 +63,8 @@ def test_launches_and_copies(artifact: Artifact) -> None:
     card.launches = card.written = 0
     schedule.run(repeated)
     counts = count(artifact.program, pack(repeated, artifact.program))
+    work = kernel_work(artifact.program, pack(repeated, artifact.program), assume(U55C))
+    assert (work.launches, set(work.clocks)) == (card.launches, card.kernels)
     assert (counts.launches, counts.pcie_in_bytes, counts.pcie_out_bytes) == (
         card.launches,
         card.written,
