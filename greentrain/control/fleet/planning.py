@@ -31,6 +31,7 @@ from greentrain.policy.cluster.problem import (
     Problem,
     Row,
     Site,
+    shortest_s,
 )
 from greentrain.policy.menu import OFF, Menu
 from greentrain.types import S_PER_HOUR
@@ -347,9 +348,10 @@ def problem(
         now_s: Now (s since the epoch, UTC, in the fleet's time).
         budget_g: What all jobs may still emit (g).
     """
-    due = [_due_s(job, now_s) for job in jobs]
+    need = [shortest_s(job.tokens_left, job.rows, job.terms.switch_s, _current(spec, job)) for job in jobs]
+    due = [_due_s(job, need_s, now_s) for job, need_s in zip(jobs, need, strict=True)]
     changes = [t_s for site in spec.sites for t_s in site.changes_s(now_s, now_s + DAY_S)]
-    edges_s = edges(now_s, due, [_need_s(job) for job in jobs], [one.event for one in events], changes)
+    edges_s = edges(now_s, due, need, [one.event for one in events], changes)
     begin = np.floor(edges_s[:-1] / S_PER_HOUR + 1e-9).astype(int) - math.floor(now_s / S_PER_HOUR)
     end = np.maximum(begin + 1, np.ceil(edges_s[1:] / S_PER_HOUR - 1e-9).astype(int) - math.floor(now_s / S_PER_HOUR))
     sites = []
@@ -392,12 +394,13 @@ def pool_of(spec: FleetSpec, job: EngineJob) -> str | None:
     return next((pool.name for pool in spec.pools if (pool.partition or pool.name) == job.partition), None)
 
 
-def _need_s(job: Known) -> float:
-    return job.tokens_left / max(row.tokens_per_s for row in job.rows) + job.terms.switch_s
+def _current(spec: FleetSpec, job: Known) -> int | None:
+    """Return the row that a job runs in; None: it does not, or nobody knows the row."""
+    pool = pool_of(spec, job.engine)
+    return None if job.engine.state != "running" or pool is None else job.row(job.engine.nodes, pool)
 
 
-def _due_s(job: Known, now_s: float) -> float:
-    need_s = _need_s(job)
+def _due_s(job: Known, need_s: float, now_s: float) -> float:
     late_s = now_s + LATE * need_s + 2 * S_PER_HOUR
     return min(job.deadline_s if job.deadline_s >= now_s + need_s else late_s, now_s + HORIZON_H * S_PER_HOUR)
 
@@ -407,7 +410,7 @@ def _cluster_job(spec: FleetSpec, job: Known, due_s: float, now_s: float, day_g:
     running = job.engine.state == "running"
     pools = {pool.name: pool for pool in spec.pools}
     pool = pools.get(pool_of(spec, job.engine) or "")
-    current = None if not running or pool is None else job.row(job.engine.nodes, pool.name)
+    current = _current(spec, job)
     gb = job.terms.checkpoint_gb
     if gb is None:
         gb = CHECKPOINT_GB * max(row.nodes * pools[row.pool].ranks_per_node for row in job.rows)

@@ -466,7 +466,8 @@ class _Repair:
                 near = (window[placed, 0] < window[some, 1:]) & (window[placed, 1] > window[some, :1])
                 other = np.where(placed == some[:, None], 2.0, rng.random(near.shape) + ~near).argmin(axis=1)
                 self._again(rng.permuted(np.stack([some, placed[other]], axis=1), axis=1))
-            if len(placed) < 2 or (turn > 1 and self._grams.sum() > was * (1 - _LITTLE)):
+            little = self._grams.sum() > was * (1 - _LITTLE)
+            if len(placed) < 2 or (little and (turn > 1 or len(placed) > _BATCH)):  # of few jobs others may be drawn
                 break
 
     def _again(self, groups: Index) -> None:

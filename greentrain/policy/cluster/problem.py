@@ -14,7 +14,7 @@ facility: a row of 1,000 W at a PUE of 1.2 takes 1,200 W of it.
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -119,6 +119,20 @@ class ClusterJob:
     """For how long it has been in the form of this row."""
     site: str | None = None
     """Where its checkpoint lies, if it does not run at the start of the plan; None: nowhere yet."""
+
+
+def shortest_s(tokens: float, rows: Sequence[Row], switch_s: float, current: int | None) -> float:
+    """Return how long a job takes at least: at its fastest after a start, or without one in the form that it is in.
+
+    Args:
+        tokens: Left to be trained.
+        rows: Its ways to run.
+        switch_s: Work lost at a start (s).
+        current: Row that it is in; None: it is off.
+    """
+    here = None if current is None else (rows[current].pool, rows[current].nodes)
+    speeds = [(row.tokens_per_s, 0.0 if (row.pool, row.nodes) == here else switch_s) for row in rows]
+    return min(tokens / speed + lost_s for speed, lost_s in speeds if speed > 0)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -1,7 +1,6 @@
 """One plan for the whole fleet, made anew at each event, and what no plan could have bettered in hindsight."""
 
 import math
-from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final
 
@@ -9,7 +8,19 @@ import numpy as np
 
 from greentrain.carbon.forecast import trusted
 from greentrain.policy.cluster.planner import solve
-from greentrain.policy.cluster.problem import LATE, MOVE_PAYS, TIGHT_H, ClusterJob, Plan, Pool, Problem, Row, Site
+from greentrain.policy.cluster.problem import (
+    DONE,
+    LATE,
+    MOVE_PAYS,
+    TIGHT_H,
+    ClusterJob,
+    Plan,
+    Pool,
+    Problem,
+    Row,
+    Site,
+    shortest_s,
+)
 from greentrain.policy.cluster.problem import OFF as NO_ROW
 from greentrain.policy.menu import OFF
 from greentrain.simulator.cluster.policies import needed_s
@@ -68,26 +79,28 @@ class Planned:
     def problem(self, view: View) -> Problem:
         """Return what is left to be done, as the planner takes it."""
         now_s = view.start_unix_s + view.t_s
-        due_s, soon_s = self._due_s(view), view.t_s + LATE * needed_s(view) + 2 * S_PER_HOUR
-        due_s = np.where(due_s < view.t_s + needed_s(view), soon_s, due_s)
-        tight_s = due_s[due_s - view.t_s - needed_s(view) < TIGHT_H * S_PER_HOUR]
+        known = [_rows(view.tables, view.pools, kind) for kind in view.kind.tolist()]
+        current = [_index(places, view, i) if view.row[i] != OFF else None for i, (places, _) in enumerate(known)]
+        given = zip(view.tokens_left.tolist(), known, current, strict=True)
+        need_s = np.array([shortest_s(tokens, rows, view.switch_s, now) for tokens, (_, rows), now in given])
+        due_s, soon_s = self._due_s(view), view.t_s + LATE * need_s + 2 * S_PER_HOUR
+        due_s = np.where(due_s < view.t_s + need_s * (1 - DONE), soon_s, due_s)
+        tight_s = due_s[due_s - view.t_s - need_s < TIGHT_H * S_PER_HOUR]
         edges_s = view.start_unix_s + _edges_s(view.t_s, float(due_s.max()), tight_s)
         jobs = []
         for i in range(len(view.job)):
-            rows = _rows(view.tables, view.pools, int(view.kind[i]))
-            running = view.row[i] != OFF
             jobs.append(
                 ClusterJob(
                     name=str(view.job[i]),
                     release_s=now_s,
                     deadline_s=view.start_unix_s + float(due_s[i]),
                     tokens=float(view.tokens_left[i]),
-                    rows=tuple(rows.values()),
+                    rows=known[i][1],
                     user=str(view.user[i]),
                     switch_s=view.switch_s,
                     move_s=float(view.move_s[i]),
                     move_g=MOVE_PAYS * float(view.move_g[i]),
-                    current=_index(rows, view, i) if running else None,
+                    current=current[i],
                     held_s=float(view.held_s[i]),
                     site=None if view.pool[i] < 0 else str(view.pools[view.pool[i]].site),
                 )
@@ -107,8 +120,8 @@ class Planned:
         due_s = np.maximum(view.deadline_s - self._margin_s, np.minimum(view.deadline_s, view.t_s + needed_s(view)))
         if self._slowdown is None:
             return due_s
-        shortest_s = view.tokens / view.speed(view.tables.fastest[view.kind], view.home)
-        return np.minimum(due_s, view.release_s + view.step_s + self._slowdown * shortest_s)
+        alone_s = view.tokens / view.speed(view.tables.fastest[view.kind], view.home)
+        return np.minimum(due_s, view.release_s + view.step_s + self._slowdown * alone_s)
 
     def _step(self, view: View) -> int:
         assert self._plan is not None
@@ -121,7 +134,7 @@ class Planned:
         rows, pools = np.zeros(len(view.job), np.int64), np.where(view.pool >= 0, view.pool, view.home)
         for i, row in enumerate(plan.rows[:, self._step(view)].tolist()):
             if row != NO_ROW:
-                pools[i], rows[i] = list(_rows(view.tables, view.pools, int(view.kind[i])))[row]
+                pools[i], rows[i] = _rows(view.tables, view.pools, int(view.kind[i]))[0][row]
         return Choice(rows=rows, pools=pools, order=np.argsort(view.row == OFF, kind="stable"))
 
 
@@ -143,7 +156,7 @@ def hindsight(world: FleetWorld) -> Plan:
             release_s=world.start_unix_s + float(work.release_s[i]),
             deadline_s=world.start_unix_s + float(work.deadline_s[i]),
             tokens=float(work.tokens[i]),
-            rows=tuple(_rows(world.tables, world.pools, int(work.kind[i])).values()),
+            rows=_rows(world.tables, world.pools, int(work.kind[i]))[1],
             switch_s=world.switch_s,
             move_s=float(world.move_s[i]),
             move_g=float(least_g[i]),
@@ -202,30 +215,36 @@ def _means(values: Array, view: View, edges_s: Array, *, lowest: bool = False) -
 
 
 @lru_cache(maxsize=64)
-def _rows(tables: Tables, pools: tuple[FleetPool, ...], kind: int) -> Mapping[tuple[int, int], Row]:
-    """Return the rows of the hull of a kind of job in each pool that is wide enough, by pool and row of the menu."""
+def _rows(
+    tables: Tables, pools: tuple[FleetPool, ...], kind: int
+) -> tuple[tuple[tuple[int, int], ...], tuple[Row, ...]]:
+    """Return the rows of the hull of a kind of job in pools that are wide enough: pools, rows of the menu; and rows."""
     menu = tables.menus[kind]
-    return {
-        (number, int(row)): Row(
-            name=menu.names()[row],
-            pool=str(number),
-            nodes=int(menu.width[row]),
-            tokens_per_s=float(menu.tokens_per_s[row]) * pool.speed,
-            power_w=float(menu.power_w[row]) * pool.power,
-        )
+    places = tuple(
+        (number, int(row))
         for number, pool in enumerate(pools)
         for row in menu.hull
         if row != OFF and menu.width[row] <= pool.gpus
-    }
+    )
+    return places, tuple(
+        Row(
+            name=menu.names()[row],
+            pool=str(number),
+            nodes=int(menu.width[row]),
+            tokens_per_s=float(menu.tokens_per_s[row]) * pools[number].speed,
+            power_w=float(menu.power_w[row]) * pools[number].power,
+        )
+        for number, row in places
+    )
 
 
-def _index(rows: Mapping[tuple[int, int], Row], view: View, i: int) -> int | None:
+def _index(places: tuple[tuple[int, int], ...], view: View, i: int) -> int | None:
     """Return the index of a row of the same width and pool as a job has now."""
     width = view.tables.gpus[view.kind[i], view.row[i]]
     return next(
         (
             index
-            for index, (pool, row) in enumerate(rows)
+            for index, (pool, row) in enumerate(places)
             if pool == view.pool[i] and view.tables.gpus[view.kind[i], row] == width
         ),
         None,

@@ -55,6 +55,15 @@ def test_it_plans_at_events_and_not_every_hour() -> None:
     assert 2 <= policy.plans <= 6
 
 
+def test_a_job_that_runs_needs_no_second_start_to_meet_its_deadline() -> None:
+    """Its deadline leaves it a minute: it may not be given up for the two of a start when another job comes."""
+    grid = trace(np.where(np.arange(120 * 24) < 30 * 24 + 5, 500.0, 50.0))
+    work = jobs((0, 5, 8, 4.95), (0.5, 40, 8, 1.0))
+    policy = Planned()
+    run = fleet(work, gpus=16, grid=grid, forecaster=None, tail_h=6.0).run(policy)
+    assert policy.plans > 1 and (run.end_s <= work.deadline_s).all()
+
+
 def test_a_job_that_takes_longer_than_its_user_said_goes_on_at_once() -> None:
     work = jobs((0, 60, 8, 6.0))
     wrong = replace(work, expected_tokens=work.tokens / 2)
