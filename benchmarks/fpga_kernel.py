@@ -71,7 +71,7 @@ def clocks() -> str:
                     for x in (1 / ours.tokens_per_s * ours.power_w, ideal.power_w / ideal.tokens_per_s)
                 ),
                 f"{1000 * beside.j_per_token:.3g}",
-                f"{work.utilisation:.0%}",
+                f"{work.array_clocks / work.total:.0%}",
                 shares,
             )
         )
@@ -83,7 +83,7 @@ def beside_published() -> str:
     """Return the product kernel's speed beside that of a published INT8 array that ran on a card of this family."""
     program = compiled_to(open_subject(BATCHES[0][0]).program, "kernel")
     work = kernel_work(program, BatchLayout.equal(*BATCHES[0][2:]), CARD)
-    gops = 2 * GEMM.macs * CARD.value("clock_hz") * work.array_clocks / work.clocks["gt_gemm"] / 1e9
+    gops = 2 * GEMM.rows * GEMM.outputs * CARD.value("clock_hz") * work.array_clocks / work.clocks["gt_gemm"] / 1e9
     return (
         f"Products of {BATCHES[0][0]} alone: {gops:,.0f} GOPS at an assumed {CARD.value('clock_hz') / 1e6:.0f} MHz "
         f"(*calculated*). {PUBLISHED}"
@@ -102,7 +102,7 @@ def resources() -> str:
         )
     head = ("module", *U55C_REGION, "share of a U55C's region", "ECP5-85F: MULT18X18D", "TRELLIS_COMB", "Fmax, MHz")
     found = table(head, rows)
-    dsps = GEMM.macs // 2 + 2 * (ATTENTION.macs // 2)
+    dsps = GEMM.rows * GEMM.outputs // 2 + ATTENTION.rows * ATTENTION.outputs
     part = dsps / U55C_REGION["DSP48E2"]
     return f"{found}\n\nAll arrays take {dsps:,} DSP48E2, {part:.0%} of the region (*calculated*: two products each)."
 

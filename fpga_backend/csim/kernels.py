@@ -31,11 +31,6 @@ class Array:
         """Columns of all of them."""
         return self.arrays * self.columns
 
-    @property
-    def macs(self) -> int:
-        """Products a clock."""
-        return self.rows * self.outputs
-
 
 GEMM = Array(rows=64, columns=64, arrays=2)
 """``ROWS``, ``COLUMNS`` and ``ARRAYS`` of ``hls/gemm.cpp``."""

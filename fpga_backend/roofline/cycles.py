@@ -25,22 +25,20 @@ KERNEL_CARD: Final = "U55C"
 """Card that the kernels are laid out for."""
 CHANNELS: Final = 32
 """Pseudo channels of a U55C's memory: UG1393, "HBM Configuration and Use"."""
+
+
+def _assumed(clocks: int, source: str) -> SourcedNumber:
+    return SourcedNumber(value=clocks, unit="clock", source=source, kind=SourceKind.ASSUMED)
+
+
 TIMING: Final = {
-    "latency": SourcedNumber(
-        value=100,
-        unit="clock",
-        source="from a request to its first beat, adapters included: 400 ns at 250 MHz",
-        kind=SourceKind.ASSUMED,
-    ),
-    "pipeline": SourcedNumber(
-        value=40, unit="clock", source="until a loop of binary32 gives its first result", kind=SourceKind.ASSUMED
-    ),
+    "latency": _assumed(100, "from a request to its first beat, adapters included: 400 ns at 250 MHz"),
+    "pipeline": _assumed(40, "until a loop of binary32 gives its first result"),
 }
 DEPTH: Final = 16384
 """Inputs of a block of rows that the chip holds: ``DEPTH`` of ``hls/gemm.cpp``."""
 _LATENCY, _PIPELINE = (int(TIMING[name].value) for name in ("latency", "pipeline"))
-_SCALARS = {kernel.name: [i for i, a in enumerate(kernel.arguments) if a.kind == "scalar"] for kernel in KERNELS}
-_NAMES = {kernel.name: [a.name for a in kernel.arguments if a.kind == "scalar"] for kernel in KERNELS}
+_SCALARS = {k.name: {a.name: i for i, a in enumerate(k.arguments) if a.kind == "scalar"} for k in KERNELS}
 Scalars = Mapping[str, int]
 
 
@@ -79,11 +77,6 @@ class KernelWork:
     def total(self) -> float:
         """Clocks of all launches."""
         return sum(self.clocks.values())
-
-    @property
-    def utilisation(self) -> float:
-        """Share of all clocks in which the large arrays work."""
-        return self.array_clocks / self.total
 
 
 def kernel_work(program: Program, batch: Packed | BatchLayout, card: CardSpec) -> KernelWork:
@@ -125,17 +118,15 @@ class _Counter:
         self.array = 0.0
 
     def launch(self, launch: Launch, counts: Mapping[Count, int], number: int) -> None:
-        given = [launch.arguments[i] for i in _SCALARS[launch.kernel]]
-        numbers = (counts[value] if isinstance(value, Count) else int(value) for value in given)
-        scalars = dict(zip(_NAMES[launch.kernel], numbers, strict=True))
+        given = {name: launch.arguments[i] for name, i in _SCALARS[launch.kernel].items()}
+        scalars = {name: counts[x] if isinstance(x, Count) else int(x) for name, x in given.items()}
         kind = launch.kernel.removeprefix("gt_")
         clocks, moved = getattr(self, f"_{kind}")(scalars)
         self.clocks[launch.kernel] += number * clocks
         self.beats += number * moved
         self.launches += number
         if kind == "gemm":
-            depth, blocks, passes = _blocks(scalars)
-            self.array += number * depth * blocks * passes
+            self.array += number * math.prod(_blocks(scalars))
 
     def _port(self, moved: float, requests: int = 1) -> float:
         """Clocks of a port for so many beats, after waiting for as many first ones."""

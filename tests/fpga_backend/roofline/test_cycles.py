@@ -40,9 +40,9 @@ def test_the_arrays_never_do_more_than_there_is_time_for(program: Program) -> No
     work = kernel_work(program, layout, CARD)
     counts = count(program, layout)
     linear = sum(op.macs8 for op in counts.ops if op.kind in ("linear", "logprob"))
-    assert linear <= work.array_clocks * GEMM.macs  # rows and outputs are filled up to whole tiles
+    assert linear <= work.array_clocks * GEMM.rows * GEMM.outputs  # rows and outputs are filled up to whole tiles
     assert work.array_clocks <= work.clocks["gt_gemm"] < work.total
-    assert work.beats * 64 >= counts.pcie_out_bytes and 0 < work.utilisation < 1
+    assert work.beats * 64 >= counts.pcie_out_bytes
 
 
 def test_more_work_and_slower_memory_take_longer() -> None:
@@ -77,4 +77,4 @@ def test_kernels_are_slower_than_an_ideal_array_and_draw_idle_power_longer() -> 
     assert ours.run_s > ideal.run_s
     assert ours.parts_j["products"] == ideal.parts_j["products"] and ours.parts_j["idle"] > ideal.parts_j["idle"]
     assert sum(ours.parts_s.values()) == pytest.approx(ours.run_s)
-    assert dataclasses.replace(ours).tokens_per_s < 2 * GEMM.macs * CARD.value("clock_hz") / 7e9
+    assert dataclasses.replace(ours).tokens_per_s < 2 * GEMM.rows * GEMM.outputs * CARD.value("clock_hz") / 7e9
