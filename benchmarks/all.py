@@ -77,6 +77,7 @@ BENCHMARKS: Final = (
     Benchmark(name="fpga_figures", document="fpga-explore.md", minutes=0.1, quick=("--model", "minilm")),
     Benchmark(name="fpga_kernel", document="fpga-explore.md", minutes=10),
     Benchmark(name="rlhf_overlap", document="rlhf.md", minutes=5),
+    Benchmark(name="rlhf_async", document="rlhf.md", minutes=12),
     Benchmark(name="rlhf_server", document="serve.md", minutes=2),
     Benchmark(name="rlhf_pipeline", document="rlhf-pipeline.md", minutes=2),
     Benchmark(name="rlhf_figures", document="rlhf-pipeline.md", minutes=0.1, quick=("--figure", "pareto")),

@@ -146,7 +146,7 @@ def trained(mode: str, size: Size, folder: Path, memory: Memory | None = None, *
         "gradient_checkpointing": False,
         "use_cpu": True,
     }
-    clock = _Clock()
+    clock = StepClock()
     sections = {"run": {"dir": str(folder), "name": mode, "report": False, "book_s": book_s}}
     home = TorchDevice() if mode == HOME else None
     with contextlib.closing(home or _device(size, memory)) as device, warnings.catch_warnings():
@@ -183,7 +183,7 @@ def _device(size: Size, memory: Memory | None) -> OffloadDevice:
     return Emulator() if memory is None else Paced(Recalling(memory), s_per_sequence=size.s_per_sequence)
 
 
-class _Clock(TrainerCallback):
+class StepClock(TrainerCallback):
     """Times steps, from end to end: generation, scoring and training."""
 
     def __init__(self) -> None:
@@ -191,9 +191,11 @@ class _Clock(TrainerCallback):
         self._last_s = 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Begin."""
         self._last_s = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Note how long the step took (s)."""
         now_s = time.perf_counter()
         self.steps_s = (*self.steps_s, now_s - self._last_s)
         self._last_s = now_s

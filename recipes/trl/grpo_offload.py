@@ -5,6 +5,8 @@
     python recipes/trl/grpo_offload.py                              # a few minutes on two cores
     python recipes/trl/grpo_offload.py --algorithm rloo --mode sequential
     python recipes/trl/grpo_offload.py --small                      # random models: seconds
+    python recipes/trl/grpo_offload.py --small --staleness 1        # asynchronous; then the same weights from its log:
+    python recipes/trl/grpo_offload.py --small --replay runs/checkpoints/rollouts
     accelerate launch --config_file recipes/trl/multi_gpu.yaml recipes/trl/grpo_offload.py
 
 The judge is MiniLM with a score head fitted to forty sentences of praise and complaint (recipes/common/minilm.py); the
@@ -53,8 +55,10 @@ def config_of(algorithm: str, new: int, options: dict[str, Any]) -> Any:
     return GRPOConfig(beta=0.04, loss_type="grpo", **shared)
 
 
-def trainer_of(algorithm: str, parts: Parts, config: Any, engine: OffloadEngine, mode: str, green: Any = None) -> Any:
-    """Return the offloading trainer of an algorithm."""
+def trainer_of(
+    algorithm: str, parts: Parts, config: Any, engine: OffloadEngine, mode: str, green: Any = None, **more: Any
+) -> Any:
+    """Return the offloading trainer of an algorithm, with more arguments of its own."""
     kind = OffloadRLOOTrainer if algorithm == "rloo" else OffloadGRPOTrainer
     return kind(
         parts.policy,
@@ -65,6 +69,7 @@ def trainer_of(algorithm: str, parts: Parts, config: Any, engine: OffloadEngine,
         engine=engine,  # green
         mode="eager" if mode == "sequential" else mode,  # green
         callbacks=[] if green is None else [green],
+        **more,
     )
 
 
@@ -80,6 +85,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--algorithm", choices=("grpo", "dapo", "rloo"), default="grpo")
     parser.add_argument("--mode", choices=MODES, default="late", help="when passes begin and are waited for")
+    parser.add_argument("--staleness", type=int, default=0, help="generations that may be ahead (grpo, dapo)")
+    parser.add_argument("--replay", type=Path, help="folder of a log of rollouts to train from (grpo, dapo)")
     parser.add_argument("--small", action="store_true", help="random models of 0.1 M parameters, for CI")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--seed", type=int, default=3)
@@ -113,9 +120,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     with contextlib.closing(Emulator()) as device:  # green
         engine = engine_of(parts, device, sequential=args.mode == "sequential")  # green
         green = GreenSession(sections, extra_meters=[device.meter])  # green
-        trainer = trainer_of(
-            args.algorithm, parts, config_of(args.algorithm, new, options), engine, args.mode, GreenCallback(green)
-        )
+        config = config_of(args.algorithm, new, options)
+        ahead = {"staleness": args.staleness, "replay": args.replay} if args.staleness or args.replay else {}  # green
+        trainer = trainer_of(args.algorithm, parts, config, engine, args.mode, GreenCallback(green), **ahead)
         trainer.train()
         if trainer.accelerator.is_main_process:
             for line in report(trainer, engine, green):

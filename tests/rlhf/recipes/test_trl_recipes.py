@@ -23,7 +23,7 @@ pytestmark = [
 
 @pytest.mark.sweep
 @pytest.mark.parametrize(
-    "words", ["--algorithm grpo --mode late", "--algorithm dapo --mode stream", "--algorithm rloo"]
+    "words", ["--algorithm grpo --mode late", "--algorithm dapo --mode stream", "--algorithm rloo", "--staleness 1"]
 )
 def test_each_algorithm_trains_and_says_what_was_hidden(
     words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
