@@ -356,8 +356,8 @@ class RemoteDevice:
             with contextlib.suppress(OffloadError):
                 self._connection.ask("DELETE", "client")
         self._connection.close()
+        self._watch.join()  # before the lane, in whose place it may just have put another
         self._lane.close(CLOSED)
-        self._watch.join()
         self._loaded.close()
         self._meter.fail(CLOSED)
         self._connection.release()

@@ -45,7 +45,7 @@ def test_the_same_work_and_the_same_memory(kind: str, task: str, config: dict[st
     made = transformers.AutoConfig.for_model(kind, **config)
     model = getattr(transformers, f"AutoModelFor{task}").from_config(made).eval()
     head: Head = "logprob" if task == "CausalLM" else "score"
-    real = compiled(model, max_tokens=64, head=head)
+    real = compiled(model, max_tokens=64, head=head, activation_bits=8)
     shape = program_of(made.to_dict(), head=head, max_tokens=64)
     layout = BatchLayout.equal(3, 20)
     found, expected = (count(program, layout) for program in (shape, real.program))
