@@ -191,7 +191,7 @@ class Bench:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="two seeds, 32 steps: to see that it runs")
+    parser.add_argument("--quick", action="store_true", help="two seeds, 16 steps: to see that it runs")
     parser.add_argument("--out", type=Path, help="also write ablation.png, steps.csv and figures.csv into this folder")
     parser.add_argument("--into", type=Path, help="also put the tables into this text, between their marks")
     args = parser.parse_args(argv)
@@ -200,7 +200,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     size = Size(vocab=text.vocab, width=64, layers=2, heads=2, context=64)
     bench = Bench(text=text, size=size, seeds=SEEDS, segments=5)
     if args.quick:
-        bench = Bench(text=text, size=size, seeds=2, segments=3, segment=8, window=4)
+        bench = Bench(text=text, size=size, seeds=2, segments=3, segment=4, window=2)
     runs = train_all(bench)
     ablation, rows = ablation_table(bench, runs)
     tables = [ablation, theorem_table(bench, runs[PLAIN][0])]

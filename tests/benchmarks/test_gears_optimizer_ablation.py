@@ -144,5 +144,5 @@ def test_quick_writes_tables_figures_and_a_picture(tmp_path: Path, capsys: pytes
     said = capsys.readouterr().out
     assert all(f"| {name} |" in said for name in ARMS) and "Lemma B.3" in said
     with (tmp_path / "steps.csv").open(encoding="utf-8") as file:
-        assert sum(1 for _ in csv.DictReader(file)) == 2 * 32 * (1 + len(ARMS))
+        assert sum(1 for _ in csv.DictReader(file)) == 2 * 16 * (1 + len(ARMS))
     assert (tmp_path / "figures.csv").exists() and (tmp_path / "ablation.png").read_bytes()[:4] == b"\x89PNG"

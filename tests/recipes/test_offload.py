@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.long
 def test_the_reference_runs_beside_the_training_and_falls_behind(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "recipes/raw/offload.py", "--small", "--steps", "60", "--out", str(tmp_path)],
+        [sys.executable, "recipes/raw/offload.py", "--small", "--steps", "30", "--out", str(tmp_path)],
         cwd=ROOT,
         env=os.environ | {"XDG_CACHE_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -31,5 +31,5 @@ def test_the_reference_runs_beside_the_training_and_falls_behind(tmp_path: Path)
     waited_s, whole_s = map(float, re.findall(r"waited ([\d.]+) s of ([\d.]+) s", done.stdout)[0])
     assert waited_s < whole_s
     run = read_run(Path(re.findall(r"report: (.+)$", done.stdout, re.MULTILINE)[0]).parent)
-    assert run.totals.steps == 60
+    assert run.totals.steps == 30
     assert "reference" in run.totals.by_phase
