@@ -61,6 +61,7 @@ BENCHMARKS: Final = (
     Benchmark(name="intervals", document="benchmarks.md", minutes=6),
     Benchmark(name="compare_groups", document="compare-runs.md", minutes=0.3),
     Benchmark(name="gears", document="gears-benchmarks.md", minutes=8),
+    Benchmark(name="gears_architectures", document="gears.md", minutes=5, quick=("--only", "Llama")),
     Benchmark(name="gears_optimizer_ablation", document="gears-benchmarks.md", minutes=6),
     Benchmark(name="carbon_quality", document="gears-benchmarks.md", minutes=8),
     Benchmark(name="fleet", document="fleet.md", minutes=2),

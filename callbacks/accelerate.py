@@ -53,11 +53,25 @@ class GreenAccelerator(Accelerator):  # type: ignore[misc]
         self._driver = Driver(green)
         self.green = self._driver.session
         """The session, with its totals, run folder and report path."""
-        self._followed: list[Any] = []
-        self._lead: Callable[[], Any] = lambda: None  # the run's model, held weakly
         self._ended = False
         super().__init__(*args, **kwargs)
-        self.register_load_state_pre_hook(_weakly(self._load))
+        self._follow_none()
+
+    def _follow_none(self) -> None:
+        self._followed: list[Any] = []
+        self._lead: Callable[[], Any] = lambda: None  # the run's model, held weakly
+        self._at_load = self.register_load_state_pre_hook(_weakly(self._load))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy or a pickle gets: nothing of ours is hooked to what it holds."""
+        hooks = self._load_model_state_pre_hook
+        theirs = type(hooks)((key, hook) for key, hook in hooks.items() if key != self._at_load.id)
+        own = {"_followed", "_lead", "_at_load"}
+        return {k: v for k, v in vars(self).items() if k not in own} | {"_load_model_state_pre_hook": theirs}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._follow_none()
 
     def prepare(self, *args: Any, **kwargs: Any) -> Any:
         optimizers = [item for item in args if isinstance(item, Optimizer)]

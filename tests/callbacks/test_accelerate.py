@@ -126,6 +126,21 @@ def test_skipped_batches_are_timed_and_loaders_stay_what_they_are(recorder: Make
     assert session.entered == ["data", "data"]
 
 
+def test_an_accelerator_is_pickled_with_what_it_has_prepared(tmp_path: Path) -> None:
+    """Accelerate's own test_can_pickle_dataloader."""
+    accelerator = GreenAccelerator(cpu=True, green={"run": {"dir": str(tmp_path)}})
+    model, loader = accelerator.prepare(TinyLM(), text_loader(8, 2))
+    for batch in loader:
+        accelerator.backward(model(**batch))
+    accelerator.end_training()
+    other = pickle.loads(pickle.dumps(accelerator))
+    assert [len(each) for each in other._dataloaders] == [4]
+    assert other.green is other._driver.session and other.green.config == accelerator.green.config
+    assert len(other._load_model_state_pre_hook) == len(accelerator._load_model_state_pre_hook) == 1
+    folder = accelerator.save_state(tmp_path / "state")
+    other.load_state(folder)
+
+
 def test_leaving_a_loop_early_is_as_without_us(recorder: Make) -> None:
     accelerator = GreenAccelerator(cpu=True, green=recorder())
     loader = accelerator.prepare(text_loader(8, 2))

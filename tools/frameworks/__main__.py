@@ -1,0 +1,185 @@
+"""The own test suites of frameworks, plain and with GreenTrain in every Trainer and Accelerator: what differs, by name.
+
+    python tools/frameworks                                    # every suite of suites.toml, in every mode: hours
+    python tools/frameworks accelerate --mode measure          # one suite, measured only
+    python tools/frameworks lightning --source lightning=DIR   # a checkout of its repository instead of its archive
+    python tools/frameworks accelerate --select test_hooks     # as pytest's -k
+
+The suites are those of the installed versions: their archives are fetched, unpacked in a temporary folder, and never
+kept. A test that passes plainly and not in a mode runs once more in both, alone; if it differs again, it is named. The
+exit status is 1 where one is named that suites.toml does not know with its reason.
+"""
+
+import argparse
+import contextlib
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+import tomllib
+import urllib.request
+import xml.etree.ElementTree
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+HERE: Final = Path(__file__).resolve().parent
+MODES: Final[Mapping[str, str | None]] = {
+    "plain": None,
+    "measure": "",
+    "gear": "precision: {gears: [fp32]}\n",
+    "plan": "precision: {gears: [fp32, bf16]}\npolicy: {name: static, gear: fp32}\n",
+}
+"""Configuration of each mode: nothing but measured, with the layers of one gear, with a plan that stays in a gear."""
+PASSED: Final = "passed"
+TEST_S: Final = 240
+"""Longest time of one test (s)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suite:
+    """Tests of another project."""
+
+    name: str
+    archive: str
+    """Address of the archive of a version."""
+    inject: Sequence[str]
+    """Frameworks into which GreenTrain is put."""
+    tests: Sequence[str]
+    leave: Sequence[str] = ()
+    """Files that need what is not here: several GPUs, the network, a cluster."""
+    needs: Sequence[str] = ()
+    """Packages that only its tests need; installed for the time of the run, without what they depend on."""
+    folder: str = "."
+    """Where pytest starts."""
+    known: Mapping[str, str] = field(default_factory=dict)
+    """Why a test that passes plainly may fail with GreenTrain, by the end of its name."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compare what is asked for, and return 1 where a test fails for a reason that nobody knows."""
+    suites = {
+        name: Suite(name=name, **told) for name, told in tomllib.loads((HERE / "suites.toml").read_text()).items()
+    }
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("suite", nargs="*", choices=[[], *suites], help="what to run; all without one")
+    parser.add_argument("--mode", action="append", choices=[m for m in MODES if m != "plain"], help="all without one")
+    parser.add_argument("--source", action="append", default=[], metavar="NAME=DIR", help="a checkout of a suite")
+    parser.add_argument("--select", help="only tests whose names fit, as pytest's -k")
+    parser.add_argument("--workers", type=int, default=1, help="processes that run tests side by side")
+    args = parser.parse_args(argv)
+    sources = dict(told.split("=", 1) for told in args.source)
+    modes = args.mode or [mode for mode in MODES if mode != "plain"]
+    unknown = 0
+    print("| suite | mode | pass plainly | pass with it | differ | known |\n| --- | --- | --- | --- | --- | --- |")
+    for name in args.suite or suites:
+        with tempfile.TemporaryDirectory(prefix="frameworks-") as scratch:
+            unknown += _compare(suites[name], modes, sources.get(name), Path(scratch), args.select, args.workers)
+    return int(unknown > 0)
+
+
+def _compare(suite: Suite, modes: Sequence[str], given: str | None, scratch: Path, select: str | None, n: int) -> int:
+    """Print what differs in each mode, and return how many tests nobody knows."""
+    folder = Path(given).resolve() if given else fetched(suite, scratch)
+    runs = Runs(suite=suite, folder=folder / suite.folder, scratch=scratch, workers=n)
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "-c", str(ROOT / "constraints.txt")]
+    subprocess.run([*pip, "--target", str(scratch / "needs"), *suite.needs], check=True)
+    plain = runs.outcomes("plain", suite.tests, select)
+    passed = {test for test, outcome in plain.items() if outcome == PASSED}
+    unknown = 0
+    for mode in modes:
+        found = runs.outcomes(mode, suite.tests, select)
+        lost = [test for test in sorted(passed) if found.get(test) != PASSED]
+        again: dict[str, dict[str, str]] = {}
+        if lost:
+            names = dict.fromkeys(test.rpartition("::")[2].partition("[")[0] for test in lost)
+            again = {each: runs.outcomes(each, suite.tests, " or ".join(names), 1) for each in ("plain", mode)}
+            lost = [test for test in lost if again["plain"].get(test) == PASSED != again[mode].get(test)]
+        reasons = {test: next((why for end, why in suite.known.items() if end in test), None) for test in lost}
+        known = sum(why is not None for why in reasons.values())
+        unknown += len(lost) - known
+        kept = len(passed) - len(lost)
+        print(
+            f"| {suite.name} {version(suite.name)} | {mode} | {len(passed)} | {kept} | {len(lost)} | {known} |",
+            flush=True,
+        )
+        for test, why in reasons.items():
+            print(
+                f"{suite.name} {mode}: {test}: {why or again[mode].get(test, 'did not run')}",
+                file=sys.stderr,
+                flush=True,
+            )
+    return unknown
+
+
+def fetched(suite: Suite, scratch: Path) -> Path:
+    """Return the folder of the suite's own repository at the version that is installed."""
+    address = suite.archive.format(version=version(suite.name))
+    print(f"fetching {address}", file=sys.stderr)
+    path = scratch / "archive.tar.gz"
+    try:
+        urllib.request.urlretrieve(address, path)
+    except OSError as error:
+        raise SystemExit(f"{address} cannot be fetched ({error}): give a checkout, --source {suite.name}=DIR") from None
+    with tarfile.open(path) as archive:
+        archive.extractall(scratch / "source", filter="data")
+    (folder,) = (scratch / "source").iterdir()
+    return folder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runs:
+    """Runs of one suite."""
+
+    suite: Suite
+    folder: Path
+    scratch: Path
+    workers: int
+
+    def outcomes(
+        self, mode: str, tests: Iterable[str], select: str | None, workers: int | None = None
+    ) -> dict[str, str]:
+        """Return each test's outcome in a mode: passed, skipped, or the last line of why not."""
+        report = self.scratch / f"{mode}.xml"
+        report.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--junitxml", str(report)]
+        command += ["--timeout", str(TEST_S), "--continue-on-collection-errors", "-W", "default", "--tb=line"]
+        command += ["-n", str(workers or self.workers), "--dist", "loadfile"] if (workers or self.workers) > 1 else []
+        command += [*(f"--ignore={each}" for each in self.suite.leave), *(["-k", select] if select else []), *tests]
+        log = self.scratch / f"{mode}.log"
+        with log.open("w", encoding="utf-8") as file, contextlib.suppress(KeyboardInterrupt):
+            subprocess.run(command, cwd=self.folder, env=self._environment(mode), stdout=file, stderr=file, check=False)
+        if not report.exists():
+            raise SystemExit(f"{self.suite.name}: pytest made no report:\n{log.read_text(encoding='utf-8')[-4000:]}")
+        return dict(_outcomes(report))
+
+    def _environment(self, mode: str) -> dict[str, str]:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+        paths = [str(self.scratch / "needs"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        told = MODES[mode]
+        if told is not None:
+            path = self.scratch / f"{mode}.yaml"
+            path.write_text(f"run: {{dir: {self.scratch / 'runs'}}}\n{told}", encoding="utf-8")
+            environment |= {"GREENTRAIN_CONFIG": str(path), "GREENTRAIN_INJECT": ",".join(self.suite.inject)}
+            paths = [str(HERE / "site"), str(ROOT), *paths]
+        return environment | {"PYTHONPATH": os.pathsep.join(paths)}
+
+
+def _outcomes(report: Path) -> Iterable[tuple[str, str]]:
+    for case in xml.etree.ElementTree.parse(report).iter("testcase"):
+        name = f"{case.get('classname')}::{case.get('name')}"
+        ill = [each for each in case if each.tag in ("failure", "error", "skipped")]
+        if not ill:
+            yield name, PASSED
+        elif ill[0].tag == "skipped":
+            yield name, "skipped"
+        else:
+            yield name, (ill[0].get("message") or ill[0].tag).strip().splitlines()[0][:300]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
