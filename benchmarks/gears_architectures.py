@@ -91,13 +91,14 @@ def _image(name: str, **config: Any) -> Architecture:
     return Architecture(name=name, make=make, batch=batch)
 
 
-_LIKE_LLAMA: Final[dict[str, Any]] = {
+_BLOCKS: Final[dict[str, Any]] = {
     "hidden_size": WIDTH,
     "intermediate_size": 2 * WIDTH,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
-    "num_key_value_heads": 2,
 }
+_LIKE_LLAMA: Final[dict[str, Any]] = {**_BLOCKS, "num_key_value_heads": 2}
+_LIKE_BERT: Final[dict[str, Any]] = {**_BLOCKS, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 ARCHITECTURES: Final = [
     _text("Llama", **_LIKE_LLAMA),
     _text("Qwen3", **_LIKE_LLAMA, head_dim=16),
@@ -117,12 +118,7 @@ ARCHITECTURES: Final = [
     _text(
         "Bert",
         "ForMaskedLM",
-        hidden_size=WIDTH,
-        intermediate_size=2 * WIDTH,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
+        **_LIKE_BERT,
     ),
     _text(
         "T5",
@@ -139,14 +135,9 @@ ARCHITECTURES: Final = [
     _text("Mamba", hidden_size=WIDTH, state_size=8, num_hidden_layers=2),
     _image(
         "ViT",
-        hidden_size=WIDTH,
-        intermediate_size=2 * WIDTH,
-        num_hidden_layers=2,
-        num_attention_heads=4,
         image_size=32,
         patch_size=8,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
+        **_LIKE_BERT,
     ),
     _image("ResNet", embedding_size=16, hidden_sizes=[16, 32, WIDTH, WIDTH], depths=[1, 1, 1, 1]),
     _image("ConvNext", hidden_sizes=[16, 32, WIDTH, 2 * WIDTH], depths=[1, 1, 1, 1]),

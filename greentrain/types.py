@@ -15,6 +15,8 @@ from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 J_PER_KWH: Final = 3_600_000.0
 S_PER_HOUR: Final = 3600.0
+S_PER_DAY: Final = 86_400
+"""Of a UTC day; Unix time knows no leap second (POSIX.1-2024, 4.19)."""
 S_PER_YEAR: Final = 365.25 * 24 * S_PER_HOUR
 G_PER_KG: Final = 1000.0
 G_PER_LB: Final = 453.59237

@@ -25,10 +25,11 @@ def schema(
     """Print the JSON Schema of green.yaml, by which editors complete and check it."""
     from greentrain.config.reference import schema as found
 
+    made = found()
     if fleet:
         from greentrain.control.fleet.spec import FleetSpec
 
-    made = found(FleetSpec, "GreenTrain fleet") if fleet else found()
+        made = found(FleetSpec, "GreenTrain fleet")
     put(json.dumps(made, indent=1) + "\n", out)
 
 

@@ -31,8 +31,8 @@ from greentrain.ledger.sci import FLOP_PER_PARAMETER_TOKEN
 from greentrain.ledger.totals import EntrySums
 from greentrain.report import RunReport
 from greentrain.report.exports import device_names
-from greentrain.report.fleet.reading import DAY_S, by_span_and_zone
-from greentrain.types import S_PER_HOUR, iso, kwh_from_j
+from greentrain.report.fleet.reading import by_span_and_zone
+from greentrain.types import S_PER_DAY, S_PER_HOUR, iso, kwh_from_j
 from greentrain.utils.files import write_atomic
 from greentrain.utils.quantities import percent
 
@@ -114,7 +114,7 @@ def _annex_xi(summary: Mapping[str, Any]) -> str:
         )
     )
     gpus = [device for device in summary["devices"] if device["kind"] == "gpu"]
-    days = time["wall_s"] / DAY_S if time["wall_s"] else None
+    days = time["wall_s"] / S_PER_DAY if time["wall_s"] else None
     rows += [
         ("2 (d)", "training time, wall clock (days)", days and f"{days:.4g}", "booked"),
         ("2 (d)", "training time, hardware (GPU days)", days and gpus and f"{days * len(gpus):.4g}", "booked x GPUs"),

@@ -13,7 +13,7 @@ from greentrain.carbon.detect import open_signal
 from greentrain.carbon.forecast import forecast_trust
 from greentrain.control.demand import PowerEvent
 from greentrain.control.fleet.engines import EngineJob, EngineView
-from greentrain.control.fleet.spec import DAY_S, FleetSpec, JobTerms, PoolSpec, deadline_s
+from greentrain.control.fleet.spec import FleetSpec, JobTerms, PoolSpec, deadline_s
 from greentrain.control.plan.planner import GridOutlook
 from greentrain.errors import CarbonSignalError, ConfigError, RunFolderError
 from greentrain.ledger.fleet_state import FleetJob
@@ -34,7 +34,7 @@ from greentrain.policy.cluster.problem import (
     shortest_s,
 )
 from greentrain.policy.menu import OFF, Menu
-from greentrain.types import S_PER_HOUR
+from greentrain.types import S_PER_DAY, S_PER_HOUR
 from greentrain.utils.never_raise import call_if_present
 
 HORIZON_H: Final = 14 * 24
@@ -56,13 +56,11 @@ class RunWords(NamedTuple):
     @classmethod
     def of(cls, terms: JobTerms) -> "RunWords":
         """Return the words of the run that a job names."""
+        if terms.run is None:
+            return cls()
         try:
-            config = read_object(Path(terms.run or "") / RUN_JSON)["config"] if terms.run is not None else None
-            return (
-                cls()
-                if config is None
-                else cls(bool(config["actuators"]["demand"] is not None), tuple(config["precision"]["gears"]))
-            )
+            config = read_object(Path(terms.run) / RUN_JSON)["config"]
+            return cls(config["actuators"]["demand"] is not None, tuple(config["precision"]["gears"]))
         except (RunFolderError, OSError, KeyError, TypeError):
             return cls()
 
@@ -350,7 +348,7 @@ def problem(
     """
     need = [shortest_s(job.tokens_left, job.rows, job.terms.switch_s, _current(spec, job)) for job in jobs]
     due = [_due_s(job, need_s, now_s) for job, need_s in zip(jobs, need, strict=True)]
-    changes = [t_s for site in spec.sites for t_s in site.changes_s(now_s, now_s + DAY_S)]
+    changes = [t_s for site in spec.sites for t_s in site.changes_s(now_s, now_s + S_PER_DAY)]
     edges_s = edges(now_s, due, need, [one.event for one in events], changes)
     begin = np.floor(edges_s[:-1] / S_PER_HOUR + 1e-9).astype(int) - math.floor(now_s / S_PER_HOUR)
     end = np.maximum(begin + 1, np.ceil(edges_s[1:] / S_PER_HOUR - 1e-9).astype(int) - math.floor(now_s / S_PER_HOUR))

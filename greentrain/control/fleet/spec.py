@@ -19,12 +19,11 @@ from greentrain.config.schema import CarbonConfig
 from greentrain.errors import ConfigError
 from greentrain.policy.action_sources import REFERENCE, read_actions
 from greentrain.policy.cluster.problem import LINK_GBIT_S, LINK_KWH_PER_GB
-from greentrain.types import S_PER_HOUR
+from greentrain.types import S_PER_DAY, S_PER_HOUR
 from greentrain.utils.validation import Bound, Choice, NotEmpty, build, check_fields, folder_name, load, moment, shown
 
 TAG: Final = "greentrain:"
 ENGINES: Final = ("slurm", "kueue", "ray")
-DAY_S: Final = 24 * S_PER_HOUR
 _CLOCK: Final = re.compile(r"([01]\d|2[0-3]):([0-5]\d)")
 
 
@@ -171,15 +170,15 @@ class SiteSpec:
         """Return the cap at a time (s since the epoch, UTC), in W; inf: none."""
         most_w = math.inf if self.power_cap_w is None else self.power_cap_w
         daily = bool(self.steps) and self.steps[0].is_daily
-        at_s = t_s % DAY_S if daily else t_s
+        at_s = t_s % S_PER_DAY if daily else t_s
         begun = [step.power_w for step in self.steps if step.at_s <= at_s]
         last = begun[-1:] or [step.power_w for step in self.steps[-1:] if daily]  # since the evening before
         return min([most_w, *last])
 
     def changes_s(self, from_s: float, until_s: float) -> list[float]:
         """Return when the cap changes within a time (s since the epoch, UTC), both ends left out."""
-        days = range(math.floor(from_s / DAY_S), math.ceil(until_s / DAY_S)) if self.steps else ()
-        found = {day * DAY_S + step.at_s for day in days for step in self.steps if step.is_daily}
+        days = range(math.floor(from_s / S_PER_DAY), math.ceil(until_s / S_PER_DAY)) if self.steps else ()
+        found = {day * S_PER_DAY + step.at_s for day in days for step in self.steps if step.is_daily}
         found |= {step.at_s for step in self.steps if not step.is_daily}
         return sorted(t_s for t_s in found if from_s < t_s < until_s)
 

@@ -30,6 +30,8 @@ _SAMPLE: Final = 400
 """Jobs above which prices are first sought on a sample of as many or of a tenth."""
 _COLD: Final = 140
 """Steps of the subgradient on a sample, or on all jobs of a small problem."""
+_AFTER_SAMPLE: Final = 30
+"""On all jobs, where a sample has given prices."""
 _WARM: Final = 20
 """On all jobs, where prices of nearly the same problem are known."""
 _COLD_DELTA: Final = 0.02
@@ -204,7 +206,7 @@ class _Search:
             some = np.sort(np.random.default_rng(0).permutation(able)[:count])
             share = self._work(some) / self._work(able)
             start = self._ascend(start, some, share, _COLD, _COLD_DELTA)
-            return self._ascend(start, able, 1.0, 30, _COLD_DELTA)
+            return self._ascend(start, able, 1.0, _AFTER_SAMPLE, _COLD_DELTA)
         if warm is None:
             return self._ascend(start, able, 1.0, _COLD, _COLD_DELTA)
         return self._ascend(start, able, 1.0, _WARM, _WARM_DELTA)

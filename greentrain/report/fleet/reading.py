@@ -16,15 +16,13 @@ from greentrain.ledger.journal import RUN_JSON, WRONG_DATA, check_format, lines_
 from greentrain.ledger.reader import RankBooks, read_books, read_ranks
 from greentrain.ledger.totals import MISSING, EnergyPart, EntrySums, Totals
 from greentrain.report.fleet.row import MOST_INT, RunRow, clean, make_row
-from greentrain.types import FORMAT_VERSION
+from greentrain.types import FORMAT_VERSION, S_PER_DAY
 
 Lines = Callable[[Path], Iterable[bytes]]
 """Opens a file and yields its lines."""
-DAY_S: Final = 86_400
-"""Seconds of a UTC day; Unix time knows no leap second (POSIX.1-2024, 4.19)."""
 _DAYS: Final = (-719_162, 2_932_896)
 """Years 1 to 9999, as the calendar of Python has them (datetime, MINYEAR and MAXYEAR)."""
-LAST_S: Final = _DAYS[1] * DAY_S
+LAST_S: Final = _DAYS[1] * S_PER_DAY
 """End of that calendar (s since the epoch, UTC)."""
 _MOST_DAYS: Final = 36_525
 """An interval of the ledger, 10 s as a rule, cannot be a century."""
@@ -126,7 +124,7 @@ class RunCells:
 
 
 def by_span_and_zone(
-    entry: Mapping[str, Any], span_s: int = DAY_S
+    entry: Mapping[str, Any], span_s: int = S_PER_DAY
 ) -> Iterator[tuple[tuple[int, str | None], Mapping[str, Any]]]:
     """Yield an entry with its UTC day (or hour) and zone; of one over midnight, the parts by the time on each side.
 
@@ -174,7 +172,7 @@ class _BoundedSplit:
         self._whole_days = 0
 
     def __call__(self, entry: Mapping[str, Any]) -> Iterator[tuple[tuple[int, str | None], Mapping[str, Any]]]:
-        self._whole_days += max(int(entry["t1"] // DAY_S) - int(entry["t0"] // DAY_S) - 1, 0)
+        self._whole_days += max(int(entry["t1"] // S_PER_DAY) - int(entry["t0"] // S_PER_DAY) - 1, 0)
         if self._whole_days > _MOST_DAYS:
             raise ValueError("its intervals are longer than a century together")
         return by_span_and_zone(entry)
@@ -187,7 +185,7 @@ def _spans(t0_unix_s: float, t1_unix_s: float, each_s: int) -> Iterator[tuple[in
         ValueError: It is in no calendar, or longer than a century.
     """
     first, last = int(t0_unix_s // each_s), int(t1_unix_s // each_s)
-    if not _DAYS[0] * DAY_S <= first * each_s <= (last + 1) * each_s <= LAST_S or last - first > _MOST_DAYS:
+    if not _DAYS[0] * S_PER_DAY <= first * each_s <= (last + 1) * each_s <= LAST_S or last - first > _MOST_DAYS:
         raise ValueError(f"an interval from {t0_unix_s:g} to {t1_unix_s:g} s after 1970-01-01 cannot be")
     if t1_unix_s <= t0_unix_s or last == first or t1_unix_s == last * each_s == (first + 1) * each_s:
         yield first, 1.0
