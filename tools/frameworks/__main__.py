@@ -4,10 +4,12 @@
     python tools/frameworks accelerate --mode measure          # one suite, measured only
     python tools/frameworks lightning --source lightning=DIR   # a checkout of its repository instead of its archive
     python tools/frameworks accelerate --select test_hooks     # as pytest's -k
+    python tools/frameworks lightning --tests tests_pytorch/tuner --tests tests_pytorch/loops/test_fetchers.py
 
 The suites are those of the installed versions: their archives are fetched, unpacked in a temporary folder, and never
-kept. A test that passes plainly and not in a mode runs once more in both, alone; if it differs again, it is named. The
-exit status is 1 where one is named that suites.toml does not know with its reason.
+kept. Each folder of a suite is a run of pytest and a row of the table. A test that passes plainly and not in a mode
+runs once more in both, alone; if it differs again, it is named. The exit status is 1 where one is named that
+suites.toml does not know with its reason.
 """
 
 import argparse
@@ -21,7 +23,7 @@ import tomllib
 import urllib.request
 import xml.etree.ElementTree
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
@@ -35,6 +37,7 @@ MODES: Final[Mapping[str, str | None]] = {
     "plan": "precision: {gears: [fp32, bf16]}\npolicy: {name: static, gear: fp32}\n",
 }
 """Configuration of each mode: nothing but measured, with the layers of one gear, with a plan that stays in a gear."""
+COLUMNS: Final = ("suite", "version", "mode", "tests", "pass plainly", "pass with it", "differ", "known")
 PASSED: Final = "passed"
 TEST_S: Final = 240
 """Longest time of one test (s)."""
@@ -69,16 +72,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("suite", nargs="*", choices=[[], *suites], help="what to run; all without one")
     parser.add_argument("--mode", action="append", choices=[m for m in MODES if m != "plain"], help="all without one")
     parser.add_argument("--source", action="append", default=[], metavar="NAME=DIR", help="a checkout of a suite")
+    parser.add_argument("--tests", action="append", metavar="PATH", help="these files and folders, not the suite's own")
     parser.add_argument("--select", help="only tests whose names fit, as pytest's -k")
     parser.add_argument("--workers", type=int, default=1, help="processes that run tests side by side")
     args = parser.parse_args(argv)
     sources = dict(told.split("=", 1) for told in args.source)
     modes = args.mode or [mode for mode in MODES if mode != "plain"]
     unknown = 0
-    print("| suite | mode | pass plainly | pass with it | differ | known |\n| --- | --- | --- | --- | --- | --- |")
+    print(f"| {' | '.join(COLUMNS)} |\n|{' --- |' * len(COLUMNS)}")
     for name in args.suite or suites:
+        suite = suites[name] if args.tests is None else replace(suites[name], tests=args.tests)
         with tempfile.TemporaryDirectory(prefix="frameworks-") as scratch:
-            unknown += _compare(suites[name], modes, sources.get(name), Path(scratch), args.select, args.workers)
+            unknown += _compare(suite, modes, sources.get(name), Path(scratch), args.select, args.workers)
     return int(unknown > 0)
 
 
@@ -88,25 +93,29 @@ def _compare(suite: Suite, modes: Sequence[str], given: str | None, scratch: Pat
     runs = Runs(suite=suite, folder=folder / suite.folder, scratch=scratch, workers=n)
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "-c", str(ROOT / "constraints.txt")]
     subprocess.run([*pip, "--target", str(scratch / "needs"), *suite.needs], check=True)
-    plain = runs.outcomes("plain", suite.tests, select)
+    return sum(_compare_some(runs, modes, tests, select) for tests in suite.tests)
+
+
+def _compare_some(runs: "Runs", modes: Sequence[str], tests: str, select: str | None) -> int:
+    """Print what differs in each mode in one file or folder, and return how many tests nobody knows."""
+    suite = runs.suite
+    plain = runs.outcomes("plain", [tests], select)
     passed = {test for test, outcome in plain.items() if outcome == PASSED}
     unknown = 0
-    for mode in modes:
-        found = runs.outcomes(mode, suite.tests, select)
+    for mode in modes if passed else ():
+        found = runs.outcomes(mode, [tests], select)
         lost = [test for test in sorted(passed) if found.get(test) != PASSED]
         again: dict[str, dict[str, str]] = {}
         if lost:
             names = dict.fromkeys(test.rpartition("::")[2].partition("[")[0] for test in lost)
-            again = {each: runs.outcomes(each, suite.tests, " or ".join(names), 1) for each in ("plain", mode)}
+            again = {each: runs.outcomes(each, [tests], " or ".join(names), 1) for each in ("plain", mode)}
             lost = [test for test in lost if again["plain"].get(test) == PASSED != again[mode].get(test)]
         reasons = {test: next((why for end, why in suite.known.items() if end in test), None) for test in lost}
         known = sum(why is not None for why in reasons.values())
         unknown += len(lost) - known
         kept = len(passed) - len(lost)
-        print(
-            f"| {suite.name} {version(suite.name)} | {mode} | {len(passed)} | {kept} | {len(lost)} | {known} |",
-            flush=True,
-        )
+        row = (suite.name, version(suite.name), mode, tests, len(passed), kept, len(lost), known)
+        print(f"| {' | '.join(map(str, row))} |", flush=True)
         for test, why in reasons.items():
             print(
                 f"{suite.name} {mode}: {test}: {why or again[mode].get(test, 'did not run')}",
