@@ -11,7 +11,7 @@ from greentrain.fpga_backend.artifact import Artifact, as_artifact
 from greentrain.fpga_backend.batch import Batch, Result, pack
 from greentrain.fpga_backend.device import DeviceInfo, EnergyReading, Handle
 from greentrain.fpga_backend.devices.base import ON_THE_CPU, InProcess, Runner, own_uid
-from greentrain.fpga_backend.emulator.arithmetic import int_mm_is_exact
+from greentrain.fpga_backend.emulator.arithmetic import exact_product, int_mm
 from greentrain.fpga_backend.emulator.engine import Engine
 from greentrain.fpga_backend.errors import DeviceError
 from greentrain.fpga_backend.roofline.cards import CardSpec
@@ -77,7 +77,7 @@ class Emulator(InProcess):
     def probe(self) -> DeviceInfo:
         """Say what is emulated, and by which products."""
         with torch.device("cpu"):  # whatever the caller's default device is
-            products = "torch._int_mm" if int_mm_is_exact() else "binary32 in pieces"
+            products = "torch._int_mm" if exact_product() is int_mm else "binary32 in pieces"
         return replace(super().probe(), details={"products": products})
 
     def load(self, artifact: Artifact, replacing: Handle | None = None) -> Handle:

@@ -68,8 +68,26 @@ def test_a_product_that_raises_is_not_exact(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(arithmetic, "int_mm", broken)
     arithmetic.int_mm_is_exact.cache_clear()
+    arithmetic.exact_product.cache_clear()
     try:
         assert not arithmetic.int_mm_is_exact()
         assert arithmetic.exact_product() is arithmetic.float_product
     finally:
         arithmetic.int_mm_is_exact.cache_clear()
+        arithmetic.exact_product.cache_clear()
+
+
+@pytest.mark.parametrize(("int_mm_s", "float_s"), [(1.0, 27.0), (27.0, 1.0)])
+def test_an_exact_product_that_is_a_plain_loop_is_not_taken(int_mm_s: float, float_s: float) -> None:
+    """torch._int_mm is exact without VNNI, too, and there 27 times slower than binary32."""
+    clock = [0.0]
+
+    def taking(product: arithmetic.Product, took_s: float) -> arithmetic.Product:
+        def run(q: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+            clock[0] += took_s
+            return product(q, weights)
+
+        return run
+
+    products = (taking(arithmetic.int_mm, int_mm_s), taking(arithmetic.float_product, float_s))
+    assert arithmetic.faster(products, lambda: clock[0]) is products[int_mm_s > float_s]
