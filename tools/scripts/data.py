@@ -1,0 +1,98 @@
+"""Makes the data of scripts, small and the same each time: ``python tools/scripts/data.py NAME FOLDER``."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+WORDS = [f"word{number}" for number in range(60)]
+
+
+def tokens(folder: Path) -> None:
+    """Make two files of 16-bit tokens for nanoGPT: 64 different ones, each likely to follow the one before."""
+    place = folder / "data" / "local"
+    place.mkdir(parents=True)
+    chance = np.random.default_rng(0)
+    for name, length in (("train", 20_000), ("val", 4_000)):
+        jumps = chance.integers(0, 3, length).cumsum() % 64
+        jumps.astype(np.uint16).tofile(place / f"{name}.bin")
+
+
+def glue(folder: Path) -> None:
+    """Make what Accelerate's examples fetch, under the same names: pairs of sentences, models, and ``evaluate``."""
+    from transformers import BertConfig, BertForSequenceClassification, LlamaConfig, LlamaForCausalLM
+
+    chance = np.random.default_rng(0)
+    for name, count in (("train", 64), ("validation", 16)):
+        pairs = [
+            {"idx": i, "label": i % 2, **{f"sentence{n}": " ".join(chance.choice(WORDS, 5)) for n in (1, 2)}}
+            for i in range(count)
+        ]
+        _dataset(folder / "nyu-mll" / "glue", "mrpc", name, pairs)
+        texts = [{"text": " ".join(chance.choice(WORDS, 10))} for _ in range(500 if name == "train" else 32)]
+        _dataset(folder / "Salesforce" / "wikitext", "wikitext-2-v1", name, texts)
+    size: dict[str, Any] = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    bert = BertForSequenceClassification(BertConfig(**size, intermediate_size=64))
+    llama = LlamaForCausalLM(LlamaConfig(**size, intermediate_size=64, num_key_value_heads=2))
+    for model, place in ((bert, folder / "bert-base-cased"), (llama, folder / "HuggingFaceTB" / "SmolLM-360M")):
+        model.save_pretrained(place)
+        _tokenizer(place)
+    (folder / "evaluate.py").write_text(METRIC, encoding="utf-8")
+
+
+METRIC = '''"""Stands in for the package of this name."""
+
+
+class Accuracy:
+    def __init__(self):
+        self.right = []
+
+    def add_batch(self, predictions, references):
+        self.right += [bool(p == r) for p, r in zip(predictions, references)]
+
+    def compute(self, predictions=(), references=()):
+        self.add_batch(predictions, references)
+        right, self.right = self.right, []
+        return {"accuracy": sum(right) / len(right)}
+
+
+def load(*_):
+    return Accuracy()
+'''
+
+
+def _dataset(folder: Path, name: str, split: str, rows: Sequence[Mapping[str, object]]) -> None:
+    """Write one split of a configuration, as ``load_dataset(folder, name)`` finds it."""
+    place = folder / name
+    place.mkdir(parents=True, exist_ok=True)
+    (place / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    files = [{"split": of, "path": f"{name}/{of}.jsonl"} for of in ("train", "validation")]
+    told = json.dumps([{"config_name": name, "data_files": files}])
+    (folder / "README.md").write_text(f"---\nconfigs: {told}\n---\n", encoding="utf-8")
+
+
+def _tokenizer(folder: Path) -> None:
+    """Write a tokenizer that knows WORDS and adds nothing to them."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    known = {word: number for number, word in enumerate(["[PAD]", "[UNK]", "[BOS]", "[EOS]", *WORDS])}
+    tokenizer = Tokenizer(models.WordLevel(known, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    fast: Any = PreTrainedTokenizerFast
+    named = {"pad_token": "[PAD]", "unk_token": "[UNK]", "bos_token": "[BOS]", "eos_token": "[EOS]"}
+    fast(tokenizer_object=tokenizer, **named).save_pretrained(folder)
+
+
+def none(folder: Path) -> None:
+    """Make nothing: the script draws its own."""
+
+
+if __name__ == "__main__":
+    import os
+
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    {each.__name__: each for each in (tokens, glue, none)}[sys.argv[1]](Path(sys.argv[2]))
