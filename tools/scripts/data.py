@@ -87,6 +87,18 @@ def _tokenizer(folder: Path) -> None:
     fast(tokenizer_object=tokenizer, **named).save_pretrained(folder)
 
 
+def digits(folder: Path) -> None:
+    """Make the files of pictures and digits that Lightning's demonstrations fetch, of noise."""
+    import torch
+
+    place = folder / "data" / "MNIST" / "complete"
+    place.mkdir(parents=True)
+    chance = torch.Generator().manual_seed(0)
+    for name, count in (("training", 160), ("test", 32)):
+        pictures = torch.randint(0, 256, (count, 28, 28), generator=chance, dtype=torch.uint8)
+        torch.save((pictures, torch.arange(count) % 10), place / f"{name}.pt")
+
+
 def none(folder: Path) -> None:
     """Make nothing: the script draws its own."""
 
@@ -95,4 +107,4 @@ if __name__ == "__main__":
     import os
 
     os.environ["HF_HUB_OFFLINE"] = "1"
-    {each.__name__: each for each in (tokens, glue, none)}[sys.argv[1]](Path(sys.argv[2]))
+    {each.__name__: each for each in (tokens, glue, digits, none)}[sys.argv[1]](Path(sys.argv[2]))
