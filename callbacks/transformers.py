@@ -40,8 +40,10 @@ class GreenCallback(TrainerCallback, ExportableState):
     Each ``train`` is a run; one that resumes from a checkpoint continues the run of the checkpoint. An ``evaluate`` or
     ``predict`` before or after it is a phase ``eval`` of the same run: nothing is booked in between. Every log of
     the Trainer carries ``green/energy_j``, ``green/power_w``, ``green/emissions_g``, ``green/tokens_per_j`` and
-    ``green/g_per_ktoken``, in ``log_history`` and in the ``report_to`` loggers, for all ranks whose files rank 0 can
-    see (``green/ranks`` counts them).
+    ``green/g_per_ktoken`` to the ``report_to`` loggers, for all ranks whose files rank 0 can see (``green/ranks``
+    counts them); :attr:`log_history` keeps them, and what ``train`` returns has the last. The Trainer's own state and
+    what ``evaluate`` returns hold none: two equal trainings compare equal, no search sums joules into its objective,
+    and no table of a model card gets a column more.
 
     Gears are on the model while ``train`` runs, also on one that ``model_init`` has made for it. An exception that
     leaves ``train`` ends the run; where the callback came with ``add_callback``, the next ``train`` does, or the
@@ -59,6 +61,8 @@ class GreenCallback(TrainerCallback, ExportableState):
         self._driver = Driver(session)
         self.session = self._driver.session
         """The session, with its totals, run folder and report path."""
+        self.log_history: list[dict[str, float]] = []
+        """Figures of each log, with its ``step``."""
         self._training = False
         self._seen_tokens = 0
         self._engine = False
@@ -103,6 +107,7 @@ class GreenCallback(TrainerCallback, ExportableState):
                 self._driver.stop("exception")
                 raise
 
+        vars(run)["green"] = self
         return run
 
     def _geared(self, trainer: Any) -> Callable[[], Any]:
@@ -119,7 +124,11 @@ class GreenCallback(TrainerCallback, ExportableState):
         self._driver.gear(model, device=trainer.args.device, scaler=trainer.accelerator.scaler)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        trainer, gears = calling(Trainer), self.session.gears
+        trainer = calling(Trainer)
+        made = getattr(getattr(trainer, "train", None), "green", self)
+        if trainer is not None and made is not self and made not in trainer.callback_handler.callbacks:
+            self.__dict__ = vars(made)  # the Trainer has restored its callbacks: this one takes the hooked one's place
+        gears = self.session.gears
         if self._driver.owned:  # a training that was left by an exception, or goes on with smaller batches
             geared = gears is not None and gears.box.model is not None
             self._driver.stop("exception")
@@ -145,10 +154,17 @@ class GreenCallback(TrainerCallback, ExportableState):
 
     @never_raises
     def _resume(self, args: Any, state: Any) -> None:
-        saved = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
-        if state.global_step > 0:  # otherwise it is what we just said ourselves
-            first = saved[0] if isinstance(saved, list) else saved
-            self._driver.load(first["attributes"].get("saved", {}), args.process_index)
+        told = state.stateful_callbacks.get(type(self).__name__, [])
+        self._forget(state)
+        saved = [each["attributes"].get("saved") for each in (told if isinstance(told, list) else [told])]
+        if state.global_step > 0:
+            self._driver.load(next(filter(None, saved), {}), args.process_index)
+
+    def _forget(self, state: Any) -> None:
+        """Leave in the Trainer's state what equal trainings have in common: the totals are in a checkpoint's file."""
+        name, told = type(self).__name__, state.stateful_callbacks.get(type(self).__name__)
+        several = isinstance(told, list) and [each for each in told if not each["attributes"].get("saved")]
+        state.stateful_callbacks[name] = several or self._state({})
 
     def _bind(self, model: Any, optimizer: Any) -> None:
         gears = self.session.gears
@@ -224,6 +240,9 @@ class GreenCallback(TrainerCallback, ExportableState):
             self._driver.enter(Phase.EVAL)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        metrics = kwargs.get("metrics") or {}
+        for key in [key for key in metrics if key.startswith("green/")]:
+            del metrics[key]  # the loggers have it; whoever sums or tabulates what was evaluated means no joules
         if self._training:
             self._next(control)
         else:
@@ -234,6 +253,7 @@ class GreenCallback(TrainerCallback, ExportableState):
 
     @never_raises
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._forget(state)
         self._next(control)
         self.session.checkpoint()
 
@@ -243,9 +263,13 @@ class GreenCallback(TrainerCallback, ExportableState):
         if last:
             self._driver.stop("finished")
         metrics = self.session.metrics() if last or self.session.running else {}
-        for log in (kwargs["logs"], state.log_history[-1]):  # what the loggers get, and what is kept
-            log.update(metrics)
+        kwargs["logs"].update(metrics)
+        if metrics:
+            self.log_history.append({**metrics, "step": state.global_step})
 
     def state(self) -> dict[str, Any]:
-        saved = never_raises(self.session.state_dict)() or {}
-        return {"args": {"session": self.session.config.to_dict()}, "attributes": {"saved": saved}}
+        saved = self._training and never_raises(self.session.state_dict)()
+        return self._state({"saved": saved} if saved else {})
+
+    def _state(self, attributes: dict[str, Any]) -> dict[str, Any]:
+        return {"args": {"session": self.session.config.to_dict()}, "attributes": attributes}

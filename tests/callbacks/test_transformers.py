@@ -1,6 +1,7 @@
 """GreenCallback for the Hugging Face Trainer, in real Trainers."""
 
 import copy
+import dataclasses
 import gc
 import pickle
 import shutil
@@ -22,16 +23,20 @@ from transformers import (
     Trainer,
     TrainerCallback,
     TrainerControl,
+    TrainerState,
     TrainingArguments,
     set_seed,
 )
 from transformers.trainer_callback import DefaultFlowCallback
+from transformers.trainer_utils import default_compute_objective
 
+from greentrain import GreenSession
 from greentrain.callbacks.driver import calling
 from greentrain.callbacks.transformers import GreenCallback, register
+from greentrain.carbon.constant import ConstantSignal
 from greentrain.errors import ConfigError, GreenTrainWarning
 from greentrain.ledger.reader import read_run
-from tests.callbacks.conftest import CONTEXT, VOCAB, Gears, Recorder, Text, TinyLM, Told, followed
+from tests.callbacks.conftest import CONTEXT, VOCAB, FlatMeter, Gears, Recorder, Text, TinyLM, Told, followed
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -133,17 +138,19 @@ def test_training_is_bit_identical(tmp_path: Path, recorder: Make) -> None:
     assert torch.equal(_weights(plain), _weights(green))
 
 
-def test_metrics_reach_the_history_and_the_loggers(
+def test_metrics_reach_the_loggers_and_what_train_returns(
     tmp_path: Path, recorder: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "tb"))
     session = recorder()
-    trainer = _trainer(tmp_path, Slow(0.15), Books(session), GreenCallback(session), report_to="tensorboard")
-    trainer.train()
-    history = trainer.state.log_history
-    assert set(history[0]) >= KEYS
-    assert "loss" in history[0]
+    green = GreenCallback(session)
+    trainer = _trainer(tmp_path, Slow(0.15), Books(session), green, report_to="tensorboard")
+    metrics = trainer.train().metrics
+    history = green.log_history
+    assert set(history[0]) >= KEYS and [log["step"] for log in history] == [2, 4, 4]
     assert history[-1]["green/energy_j"] == pytest.approx(session.totals().energy_j)  # final, after the close
+    assert metrics["green/energy_j"] == history[-1]["green/energy_j"]
+    assert not KEYS & set().union(*trainer.state.log_history), "of which tables of model cards are made"
 
     events: Any = event_accumulator.EventAccumulator(str(tmp_path / "tb"))
     events.Reload()
@@ -151,6 +158,45 @@ def test_metrics_reach_the_history_and_the_loggers(
     logged = events.Scalars("train/green/energy_j")
     assert logged[0].step == 2
     assert logged[0].value == pytest.approx(history[0]["green/energy_j"])
+
+
+def test_a_resumed_training_leaves_the_trainers_state_of_one_that_was_not_interrupted(
+    tmp_path: Path, recorder: Make
+) -> None:
+    options: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2, "logging_steps": 1}
+    first = recorder()
+    whole = _trainer(tmp_path, GreenCallback(first), Slow(0.05), **options)
+    whole.train()
+    checkpoint = tmp_path / "out" / "checkpoint-2"
+    saved = TrainerState.load_from_json(str(checkpoint / "trainer_state.json")).stateful_callbacks["GreenCallback"]
+    assert saved["attributes"]["saved"]["totals"]["steps"] == 2, "the file goes on with the totals"
+    again = _trainer(tmp_path, GreenCallback(recorder()), **options)
+    again.train(resume_from_checkpoint=str(checkpoint))
+    states = [dataclasses.asdict(trainer.state) for trainer in (whole, again)]
+    for state in states:
+        for log in state["log_history"]:
+            for key in [key for key in log if key.startswith("train_")]:  # seconds of the Trainer's own
+                del log[key]
+    assert states[0] == states[1]
+
+
+def test_an_evaluation_returns_what_it_would_without_us(tmp_path: Path, recorder: Make) -> None:
+    trainer = _trainer(tmp_path, Slow(0.1), GreenCallback(recorder()), eval_strategy="steps", eval_steps=2)
+    trainer.train()
+    metrics = trainer.evaluate()
+    assert default_compute_objective(metrics) == metrics["eval_loss"], "a search sums what it is given"
+
+
+def test_a_callback_that_the_trainer_restores_takes_the_place_of_the_one_it_hooked(tmp_path: Path) -> None:
+    config = {"run": {"dir": str(tmp_path / "runs"), "report": False}, "precision": {"gears": ["fp32"]}}
+    first, session = (GreenSession(config, meter=FlatMeter(), signal=ConstantSignal(360.0)) for _ in range(2))
+    options: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2, "max_steps": 2}
+    _trainer(tmp_path, GreenCallback(first), **options).train()
+    options |= {"max_steps": 4, "restore_callback_states_from_checkpoint": True}
+    trainer = _trainer(tmp_path, given := GreenCallback(session), **options)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-2"))
+    (restored,) = [each for each in trainer.callback_handler.callbacks if isinstance(each, GreenCallback)]
+    assert restored is not given and restored.session is session and session.totals().steps == 4
 
 
 @pytest.mark.sweep
@@ -423,17 +469,20 @@ def test_gears_come_back_for_a_training_that_goes_on_with_smaller_batches(callba
 def test_only_a_training_that_goes_on_continues_a_run(callback: GreenCallback, told: list[Any]) -> None:
     caller = Caller(callback)
     _begin(caller)
-    assert {"run": "one"} not in told and caller.state.stateful_callbacks["GreenCallback"] == callback.state()
+    plain = {"args": callback.state()["args"], "attributes": {}}
+    assert {"run": "one"} not in told and caller.state.stateful_callbacks["GreenCallback"] == plain
+    caller.state.stateful_callbacks["GreenCallback"] = callback.state()
     callback._driver.stop("finished")
     caller.state.global_step = 4
     _begin(caller)
-    assert told.count({"run": "one"}) == 1
+    assert told.count({"run": "one"}) == 1 and caller.state.stateful_callbacks["GreenCallback"] == plain
     callback._driver.stop("finished")
     another = {"args": {}, "attributes": {"saved": {"run": "another's"}}}  # two callbacks of one class
-    caller.state.stateful_callbacks["GreenCallback"] = [callback.state(), another]
+    caller.state.stateful_callbacks["GreenCallback"] = [plain, plain, callback.state(), another]
     caller.args.process_index, caller.args.world_size = 1, 2
     _begin(caller)
     assert told.count({"run": "one", "totals": {}}) == 1, "the totals are rank 0's"
+    assert caller.state.stateful_callbacks["GreenCallback"] == [plain, plain]
 
 
 def test_the_last_log_has_what_the_run_has_booked_in_the_end(callback: GreenCallback, told: list[Any]) -> None:
@@ -443,12 +492,13 @@ def test_the_last_log_has_what_the_run_has_booked_in_the_end(callback: GreenCall
     assert logs == {"loss": 1.0}, "no run"
     _begin(caller)
     caller.tell("on_log", logs=logs)
-    assert logs == {"loss": 1.0, "green/energy_j": 1.0} and caller.state.log_history[-1] == {"green/energy_j": 1.0}
+    assert logs == {"loss": 1.0, "green/energy_j": 1.0} and caller.state.log_history[-1] == {}
+    assert callback.log_history == [{"green/energy_j": 1.0, "step": 0}]
     last: dict[str, float] = {"train_loss": 1.0}
     caller.tell("on_log", logs=last)
     assert last == {"train_loss": 1.0, "green/energy_j": 2.0} and told[-1] == "finished"
     caller.tell("on_train_end")
-    assert caller.state.log_history[-1]["green/energy_j"] == 2.0 and not callback._training
+    assert callback.log_history[-1]["green/energy_j"] == 2.0 and not callback._training
     assert told.count("finished") == 1
     alone: dict[str, float] = {"train_loss": 1.0}
     caller.tell("on_log", logs=alone)
