@@ -116,10 +116,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory(prefix="scripts-") as scratch:
             given = sources.get(name)
             source = Path(given).resolve() if given else fetched(script, Path(scratch))
+            folder = (args.keep or Path(scratch)).resolve() / name
+            prepare(script, source, folder / "project")
             for told, variant in script.variants.items():
                 if told in (args.variant or script.variants):
-                    folder = (args.keep or Path(scratch)).resolve() / name / told
-                    unknown += compare(script, told, variant, source, folder)
+                    unknown += compare(script, told, variant, folder)
     return int(unknown > 0)
 
 
@@ -132,10 +133,24 @@ def read_scripts(path: Path) -> dict[str, Script]:
     return scripts
 
 
-def compare(script: Script, told: str, variant: Variant, source: Path, folder: Path) -> int:
+def prepare(script: Script, source: Path, folder: Path) -> None:
+    """Copy the scripts of a project, edit them as both runs need it, and make their data."""
+    shutil.copytree(source / script.folder, folder, ignore=shutil.ignore_patterns(".git"))
+    for name, edits in script.edits.items():
+        text = (folder / name).read_text(encoding="utf-8")
+        for before, after in edits:
+            if before not in text:
+                raise SystemExit(f"{script.name}: {name} of {source} has no {before!r}: is it of another commit?")
+            text = text.replace(before, after)
+        (folder / name).write_text(text, encoding="utf-8")
+    subprocess.run(
+        [sys.executable, str(HERE / "data.py"), script.data, str(folder)], check=True, stderr=subprocess.DEVNULL
+    )
+
+
+def compare(script: Script, told: str, variant: Variant, folder: Path) -> int:
     """Run one variant twice, print its row and what differs, and return for how much of that nobody knows a reason."""
-    cache = folder / "cache"  # what torch.compile and datasets make, for both
-    plain, green = (run(script, variant, source, folder / mode, cache) for mode in ("plain", "green"))
+    plain, green = (run(script, variant, folder / told / mode) for mode in ("plain", "green"))
     differ = differences(plain, green, variant)
     reasons = {text: next((why for part, why in script.known.items() if part in text), None) for text in differ}
     known = sum(why is not None for why in reasons.values())
@@ -181,35 +196,25 @@ def _last(lines: Iterable[str]) -> str:
     return " / ".join(list(lines)[-3:])
 
 
-def run(script: Script, variant: Variant, source: Path, folder: Path, cache: Path) -> Outcome:
+def run(script: Script, variant: Variant, folder: Path) -> Outcome:
     """Run a variant in a copy of its project, and return what it did.
 
     Args:
         script: The script.
         variant: How it is run.
-        source: Folder of the project, which stays as it is.
         folder: Folder of this run, whose name says whether GreenTrain's lines are in: ``plain`` or ``green``.
-        cache: Folder of what torch.compile and datasets make.
     """
     place = folder / "project"
-    shutil.copytree(source / script.folder, place, ignore=shutil.ignore_patterns(".git"))
-    for name, edits in script.edits.items():
-        text = (place / name).read_text(encoding="utf-8")
-        for before, after in edits:
-            if before not in text:
-                raise SystemExit(f"{script.name}: {name} of {source} has no {before!r}: is it of another commit?")
-            text = text.replace(before, after)
-        (place / name).write_text(text, encoding="utf-8")
+    shutil.copytree(folder.parent.parent / "project", place)
     if folder.name == "green":
         patch = HERE / "patches" / f"{script.name}.diff"
         environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(folder)}  # in no repository, whatever stands above
         subprocess.run(["git", "apply", "--unidiff-zero", str(patch)], cwd=place, env=environment, check=True)
-    subprocess.run([sys.executable, str(HERE / "data.py"), script.data, str(place)], check=True)
     at_first = set(_files(place))
     for each in ("home", "tmp", "probes"):
         (folder / each).mkdir()
     words = variant.run.format(args=script.args, torchrun=TORCHRUN)
-    exit_code, left = _run([sys.executable, *shlex.split(words)], place, folder, cache)
+    exit_code, left = _run([sys.executable, *shlex.split(words)], place, folder)
     outputs = {name: (folder / name).read_text(encoding="utf-8", errors="replace") for name in ("stdout", "stderr")}
     chance = re.compile(script.chance)
     losses = {}
@@ -233,9 +238,10 @@ def run(script: Script, variant: Variant, source: Path, folder: Path, cache: Pat
     )
 
 
-def _run(words: Sequence[str], place: Path, folder: Path, cache: Path) -> tuple[int, Counter[str]]:
+def _run(words: Sequence[str], place: Path, folder: Path) -> tuple[int, Counter[str]]:
     """Run a command and return its exit status, and the processes that are there after it; these are ended."""
     mark = f"SCRIPTS_RUN={folder}"
+    cache = folder.parent / "cache"  # what torch.compile and datasets make, for both
     environment = {
         "PATH": os.environ["PATH"],
         "PYTHONPATH": os.pathsep.join([str(HERE / "site"), str(ROOT), str(place)]),

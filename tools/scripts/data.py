@@ -23,6 +23,7 @@ def tokens(folder: Path) -> None:
 
 def glue(folder: Path) -> None:
     """Make what Accelerate's examples fetch, under the same names: pairs of sentences, models, and ``evaluate``."""
+    import torch
     from transformers import BertConfig, BertForSequenceClassification, LlamaConfig, LlamaForCausalLM
 
     chance = np.random.default_rng(0)
@@ -35,6 +36,7 @@ def glue(folder: Path) -> None:
         texts = [{"text": " ".join(chance.choice(WORDS, 10))} for _ in range(500 if name == "train" else 32)]
         _dataset(folder / "Salesforce" / "wikitext", "wikitext-2-v1", name, texts)
     size: dict[str, Any] = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    torch.manual_seed(0)
     bert = BertForSequenceClassification(BertConfig(**size, intermediate_size=64))
     llama = LlamaForCausalLM(LlamaConfig(**size, intermediate_size=64, num_key_value_heads=2))
     for model, place in ((bert, folder / "bert-base-cased"), (llama, folder / "HuggingFaceTB" / "SmolLM-360M")):
