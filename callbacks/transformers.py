@@ -139,7 +139,15 @@ class GreenCallback(TrainerCallback, ExportableState):
         self._start(args, kwargs["model"], trainer)
         self._hook(kwargs["model"])
         self._training = True
-        self._seen_tokens = state.num_input_tokens_seen
+        self._seen_tokens = self._counted(args, state) or 0
+
+    def _counted(self, args: Any, state: Any) -> int | None:
+        """Return the tokens that the trainer itself has counted so far, over all ranks; None: it counts none."""
+        if args.include_num_input_tokens_seen not in ("no", False):
+            return int(state.num_input_tokens_seen) * self._driver.ulysses  # before context parallel cuts sequences
+        # TRL counts unasked, without padding (1.16): GRPO and RLOO in the state, the others here. Its log's num_tokens.
+        own = getattr(calling(Trainer), "_total_train_tokens", None)
+        return None if own is None else int(own or state.num_input_tokens_seen)
 
     def _start(self, args: Any, model: Any, trainer: Any, *, training: bool = True) -> None:
         accelerator = getattr(trainer, "accelerator", None)
@@ -217,11 +225,10 @@ class GreenCallback(TrainerCallback, ExportableState):
 
     @never_raises
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        tokens = None
-        if args.include_num_input_tokens_seen not in ("no", False):  # the Trainer's own count, over all ranks
-            before, self._seen_tokens = self._seen_tokens, int(state.num_input_tokens_seen)
-            share = [(seen + args.process_index) // args.world_size for seen in (before, self._seen_tokens)]
-            tokens = (share[1] - share[0]) * self._driver.ulysses  # counted before context parallel cuts sequences
+        tokens, seen = None, self._counted(args, state)
+        if seen is not None:
+            share = [(count + args.process_index) // args.world_size for count in (self._seen_tokens, seen)]
+            tokens, self._seen_tokens = share[1] - share[0], seen
         if self._engine:
             self._driver.boundary()
         self._driver.step(tokens)

@@ -118,7 +118,7 @@ class GearAdamW(torch.optim.AdamW):
 
 
 def _stock_step(optimizer: torch.optim.AdamW) -> None:
-    step: Any = torch.optim.AdamW.step
+    step: Any = AdamW.step  # not torch.optim's, in whose place somebody may have put GearAdamW
     while getattr(step, "hooked", False):  # torch's wrapper, which would run our step hooks a second time
         step = step.__wrapped__
     step(optimizer)

@@ -409,15 +409,28 @@ def test_the_steps_of_a_deepspeed_engine_and_of_a_sequence_in_parts_are_told(cal
     callback.session.gears = gears  # type: ignore[misc, assignment]
     caller.model_wrapped.global_steps = 0  # type: ignore[assignment]
     caller.state.num_input_tokens_seen = 40  # of the run that this one continues
+    caller.args.include_num_input_tokens_seen = True
+    callback._driver.ulysses = 2
     _begin(caller)
     assert ("bind", "an optimizer", False) in gears.told, "its optimizer steps once a sub-group"
     gears.told.clear()
-    caller.args.include_num_input_tokens_seen = True
-    callback._driver.ulysses = 2
     caller.state.num_input_tokens_seen = 100
     caller.tell("on_step_end")
     assert gears.told == ["boundary"]
     assert [mark for mark in callback.session.told if isinstance(mark, tuple)][-1] == (120, 0)  # type: ignore[attr-defined]
+
+
+def test_tokens_are_those_that_trl_counts_and_prints_unasked(callback: GreenCallback) -> None:
+    caller = Caller(callback)
+    caller._total_train_tokens = 0  # type: ignore[attr-defined]
+    _begin(caller)
+    counts: list[tuple[int, int]] = [(30, 0), (30, 0), (70, 0)]  # SFT and DPO, without padding
+    counts += [(0, 90), (0, 90), (0, 150)]  # GRPO, which counts what it generates for several steps
+    for total, seen in counts:
+        caller._total_train_tokens, caller.state.num_input_tokens_seen = total, seen  # type: ignore[attr-defined]
+        caller.tell("on_step_end")
+    told = [mark[0] for mark in callback.session.told if isinstance(mark, tuple)]  # type: ignore[attr-defined]
+    assert told[-6:] == [30, 0, 40, 20, 0, 60]
 
 
 def test_gears_need_the_model_before_it_is_prepared_and_bind_the_optimizer_that_steps(callback: GreenCallback) -> None:

@@ -44,6 +44,13 @@ def test_gamma_one_is_adamw_bit_for_bit(kernel: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(plain, params, strict=True))
 
 
+def test_it_may_stand_in_the_place_of_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    param, optimizer = _one()
+    monkeypatch.setattr(torch.optim, "AdamW", GearAdamW)  # as programs do that cannot change who makes the optimizer
+    optimizer.step()
+    assert (param < 1).all()
+
+
 def test_its_step_hooks_fire_once() -> None:
     torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))])  # torch wraps AdamW.step when the first one is made
     _, optimizer = _one(gamma=4.0)
