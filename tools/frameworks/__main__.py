@@ -35,8 +35,11 @@ MODES: Final[Mapping[str, str | None]] = {
     "measure": "",
     "gear": "precision: {gears: [fp32]}\n",
     "plan": "precision: {gears: [fp32, bf16]}\npolicy: {name: static, gear: fp32}\n",
+    "subclass": "",
+    "hooks": "",
 }
-"""Configuration of each mode: nothing but measured, with the layers of one gear, with a plan that stays in a gear."""
+"""Configuration of each mode: nothing but measured, with the layers of one gear, with a plan that stays in a gear; of
+torch's own tests GearAdamW in place of AdamW, and ``adapt`` on each AdamW and Adam, at gamma 1."""
 COLUMNS: Final = ("suite", "version", "mode", "tests", "pass plainly", "pass with it", "differ", "known")
 PASSED: Final = "passed"
 TEST_S: Final = 240
@@ -51,7 +54,7 @@ class Suite:
     archive: str
     """Address of the archive of a version."""
     inject: Sequence[str]
-    """Frameworks into which GreenTrain is put."""
+    """Frameworks into which GreenTrain is put; none: what the mode names."""
     tests: Sequence[str]
     leave: Sequence[str] = ()
     """Files that need what is not here: several GPUs, the network, a cluster."""
@@ -59,6 +62,13 @@ class Suite:
     """Packages that only its tests need; installed for the time of the run, without what they depend on."""
     folder: str = "."
     """Where pytest starts."""
+    files: Sequence[str] = ()
+    """Single files of a repository that is too large to be fetched; ``archive`` is then the address of each."""
+    modes: Sequence[str] = ("measure", "gear", "plan")
+    select: str | None = None
+    """Only tests whose names fit, as pytest's -k."""
+    prepare: str | None = None
+    """Script beside this one that makes in the folder what the tests would load from elsewhere."""
     known: Mapping[str, str] = field(default_factory=dict)
     """Why a test that passes plainly may fail with GreenTrain, by the end of its name."""
 
@@ -77,13 +87,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, default=1, help="processes that run tests side by side")
     args = parser.parse_args(argv)
     sources = dict(told.split("=", 1) for told in args.source)
-    modes = args.mode or [mode for mode in MODES if mode != "plain"]
     unknown = 0
     print(f"| {' | '.join(COLUMNS)} |\n|{' --- |' * len(COLUMNS)}")
     for name in args.suite or suites:
         suite = suites[name] if args.tests is None else replace(suites[name], tests=args.tests)
         with tempfile.TemporaryDirectory(prefix="frameworks-") as scratch:
-            unknown += _compare(suite, modes, sources.get(name), Path(scratch), args.select, args.workers)
+            modes = [mode for mode in suite.modes if mode in (args.mode or suite.modes)]
+            select = args.select or suite.select
+            unknown += _compare(suite, modes, sources.get(name), Path(scratch), select, args.workers)
     return int(unknown > 0)
 
 
@@ -92,7 +103,10 @@ def _compare(suite: Suite, modes: Sequence[str], given: str | None, scratch: Pat
     folder = Path(given).resolve() if given else fetched(suite, scratch)
     runs = Runs(suite=suite, folder=folder / suite.folder, scratch=scratch, workers=n)
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "-c", str(ROOT / "constraints.txt")]
-    subprocess.run([*pip, "--target", str(scratch / "needs"), *suite.needs], check=True)
+    if suite.needs:
+        subprocess.run([*pip, "--target", str(scratch / "needs"), *suite.needs], check=True)
+    if suite.prepare:
+        subprocess.run([sys.executable, str(HERE / suite.prepare), str(runs.folder)], check=True)
     return sum(_compare_some(runs, modes, tests, select) for tests in suite.tests)
 
 
@@ -127,15 +141,23 @@ def _compare_some(runs: "Runs", modes: Sequence[str], tests: str, select: str | 
 
 def fetched(suite: Suite, scratch: Path) -> Path:
     """Return the folder of the suite's own repository at the version that is installed."""
-    address = suite.archive.format(version=version(suite.name))
-    print(f"fetching {address}", file=sys.stderr)
-    path = scratch / "archive.tar.gz"
-    try:
-        urllib.request.urlretrieve(address, path)
-    except OSError as error:
-        raise SystemExit(f"{address} cannot be fetched ({error}): give a checkout, --source {suite.name}=DIR") from None
-    with tarfile.open(path) as archive:
-        archive.extractall(scratch / "source", filter="data")
+    address = suite.archive.format(version=version(suite.name).partition("+")[0])
+    wanted = {f"{address}/{file}": scratch / "source" / file for file in suite.files}
+    archive = scratch / "archive.tar.gz"
+    for each, path in (wanted or {address: archive}).items():
+        print(f"fetching {each}", file=sys.stderr)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            urllib.request.urlretrieve(each, path)
+        except OSError as error:
+            told = f"{each} cannot be fetched ({error}): give a checkout, --source {suite.name}=DIR"
+            raise SystemExit(told) from None
+    if wanted:
+        for folder in {path.parent for path in wanted.values()} - {scratch / "source" / suite.folder}:
+            (folder / "__init__.py").touch()  # test/optim: without one our optim goes before it, wherever on the path
+        return scratch / "source"
+    with tarfile.open(archive) as members:
+        members.extractall(scratch / "source", filter="data")
     (folder,) = (scratch / "source").iterdir()
     return folder
 
@@ -168,12 +190,13 @@ class Runs:
 
     def _environment(self, mode: str) -> dict[str, str]:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+        environment["HF_HOME"] = str(self.scratch / "hub")
         paths = [str(self.scratch / "needs"), *filter(None, [os.environ.get("PYTHONPATH")])]
         told = MODES[mode]
         if told is not None:
             path = self.scratch / f"{mode}.yaml"
             path.write_text(f"run: {{dir: {self.scratch / 'runs'}}}\n{told}", encoding="utf-8")
-            environment |= {"GREENTRAIN_CONFIG": str(path), "GREENTRAIN_INJECT": ",".join(self.suite.inject)}
+            environment |= {"GREENTRAIN_CONFIG": str(path), "GREENTRAIN_INJECT": ",".join(self.suite.inject or [mode])}
             paths = [str(HERE / "site"), str(ROOT), *paths]
         return environment | {"PYTHONPATH": os.pathsep.join(paths)}
 

@@ -50,10 +50,45 @@ def _accelerate(module: ModuleType) -> None:
         vars(each)["Accelerator"] = GreenAccelerator
 
 
+def _in_place_of(module: ModuleType, old: Any, new: Any) -> None:
+    """Have torch's tests of an optimizer made with another class of its name."""
+    torch = sys.modules["torch"]
+    new.__name__ = new.__qualname__ = old.__name__
+    setattr(torch.optim, old.__name__, new)
+    for info in module.optim_db:
+        if info.optim_cls is old:
+            info.optim_cls = new
+
+
+def _subclass(module: ModuleType) -> None:
+    from torch.optim import AdamW
+
+    from greentrain.optim import GearAdamW
+
+    _in_place_of(module, AdamW, type("AdamW", (GearAdamW,), {}))
+
+
+def _hooks(module: ModuleType) -> None:
+    from torch.optim import Adam, AdamW
+
+    from greentrain.optim import adapt
+
+    for old in (AdamW, Adam):
+
+        class Made(old):  # type: ignore[misc, valid-type]
+            def __init__(self, *args: Any, **kwargs: Any) -> None:
+                super().__init__(*args, **kwargs)
+                adapt(self, lambda: 1.0)
+
+        _in_place_of(module, old, Made)
+
+
 PLACES: dict[str, tuple[str, Callable[[ModuleType], None]]] = {
     "lightning": ("lightning.pytorch.trainer.trainer", _lightning),
     "transformers": ("transformers.trainer", _transformers),
     "accelerate": ("accelerate", _accelerate),
+    "subclass": ("torch.testing._internal.common_optimizers", _subclass),
+    "hooks": ("torch.testing._internal.common_optimizers", _hooks),
 }
 
 
