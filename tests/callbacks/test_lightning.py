@@ -23,6 +23,7 @@ import torch
 import yaml
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.tuner import Tuner
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
@@ -48,6 +49,7 @@ class Module(L.LightningModule):
         self.model = TinyLM()
         self.fail_at = -1
         self.sleep_s = 0.0
+        self.lr = 0.05
 
     def training_step(self, batch: dict[str, Tensor], index: int) -> Tensor:
         if index == self.fail_at:
@@ -67,7 +69,7 @@ class Module(L.LightningModule):
         return loss
 
     def configure_optimizers(self) -> Any:
-        return torch.optim.AdamW(self.parameters(), lr=0.05)
+        return torch.optim.AdamW(self.parameters(), lr=self.lr)
 
 
 def _trainer(folder: Path, *callbacks: L.Callback, **options: Any) -> L.Trainer:
@@ -113,6 +115,21 @@ def test_a_trainer_that_has_fitted_is_copied_with_its_callback(tmp_path: Path, r
     (callback,) = (c for c in copy.deepcopy(trainer).callbacks if isinstance(c, GreenCallback))  # type: ignore[attr-defined]
     for other in (callback, pickle.loads(pickle.dumps(trainer.callbacks))[0]):  # type: ignore[attr-defined]
         assert other.session.totals().tokens == 16 * CONTEXT and not other.session.running
+
+
+def test_a_tuner_finds_the_same_with_us_and_leaves_the_training_as_it_was(tmp_path: Path, recorder: Make) -> None:
+    found, weights = [], []
+    for callbacks in ([], [GreenCallback(recorder())]):
+        trainer, module = _trainer(tmp_path, *callbacks), Module()
+        finder = Tuner(trainer).lr_find(module, text_loader(), num_training=6, update_attr=False)
+        assert finder is not None
+        found.append(finder.results)
+        trainer.fit(module, text_loader())
+        weights.append(_weights(module))
+    assert found[0] == found[1]
+    assert torch.equal(*weights)
+    (callback,) = callbacks
+    assert callback.session.totals().steps == 8, "those of the fit: Lightning tunes without callbacks"
 
 
 def test_metrics_reach_the_logger(tmp_path: Path, recorder: Make) -> None:

@@ -70,7 +70,7 @@ class Suite:
     prepare: str | None = None
     """Script beside this one that makes in the folder what the tests would load from elsewhere."""
     known: Mapping[str, str] = field(default_factory=dict)
-    """Why a test that passes plainly may fail with GreenTrain, by the end of its name."""
+    """Why a test that passes plainly may fail with GreenTrain, by a part of its name or of what it then says."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -124,18 +124,16 @@ def _compare_some(runs: "Runs", modes: Sequence[str], tests: str, select: str | 
             names = dict.fromkeys(test.rpartition("::")[2].partition("[")[0] for test in lost)
             again = {each: runs.outcomes(each, [tests], " or ".join(names), 1) for each in ("plain", mode)}
             lost = [test for test in lost if again["plain"].get(test) == PASSED != again[mode].get(test)]
-        reasons = {test: next((why for end, why in suite.known.items() if end in test), None) for test in lost}
+        said = {test: f"{test}: {again[mode].get(test, 'did not run')}" for test in lost}
+        reasons = {test: next((why for part, why in suite.known.items() if part in said[test]), None) for test in lost}
         known = sum(why is not None for why in reasons.values())
         unknown += len(lost) - known
         kept = len(passed) - len(lost)
         row = (suite.name, version(suite.name), mode, tests, len(passed), kept, len(lost), known)
         print(f"| {' | '.join(map(str, row))} |", flush=True)
         for test, why in reasons.items():
-            print(
-                f"{suite.name} {mode}: {test}: {why or again[mode].get(test, 'did not run')}",
-                file=sys.stderr,
-                flush=True,
-            )
+            told = f"{test}: {why}" if why else said[test].splitlines()[0][:500]
+            print(f"{suite.name} {mode}: {told}", file=sys.stderr, flush=True)
     return unknown
 
 
@@ -174,10 +172,10 @@ class Runs:
     def outcomes(
         self, mode: str, tests: Iterable[str], select: str | None, workers: int | None = None
     ) -> dict[str, str]:
-        """Return each test's outcome in a mode: passed, skipped, or the last line of why not."""
+        """Return each test's outcome in a mode: passed, skipped, or what it says why not."""
         report = self.scratch / f"{mode}.xml"
         report.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--junitxml", str(report)]
+        command = [sys.executable, "-m", "pytest", "-vv", "-p", "no:cacheprovider", "--junitxml", str(report)]
         command += ["--timeout", str(TEST_S), "--continue-on-collection-errors", "-W", "default", "--tb=line"]
         command += ["-n", str(workers or self.workers), "--dist", "loadfile"] if (workers or self.workers) > 1 else []
         command += [*(f"--ignore={each}" for each in self.suite.leave), *(["-k", select] if select else []), *tests]
@@ -210,7 +208,7 @@ def _outcomes(report: Path) -> Iterable[tuple[str, str]]:
         elif ill[0].tag == "skipped":
             yield name, "skipped"
         else:
-            yield name, (ill[0].get("message") or ill[0].tag).strip().splitlines()[0][:300]
+            yield name, (ill[0].get("message") or ill[0].tag).strip()
 
 
 if __name__ == "__main__":
