@@ -308,7 +308,7 @@ def cpu_power(cpuinfo: str, threads: int, *, tdp_w: float | None = None) -> CpuP
         tdp_w: Known TDP of all packages (W), to override the table.
     """
     model = cpu_field(cpuinfo, "model name") or cpu_field(cpuinfo, "Model") or "unknown CPU"
-    found = find_tdp(model) if tdp_w is None else None
+    found = listed_tdp(model) if tdp_w is None else None
     name, part_w = found or ("", W_PER_THREAD * threads)
     source, uncertainty = f"TDP {part_w:g} W of {name} (codecarbon's CPU table)", UNCERTAINTY_TABLE
     if tdp_w is not None:
@@ -358,6 +358,12 @@ def find_tdp(model: str, table: Mapping[str, float] | None = None) -> tuple[str,
         if len(words) == most:
             best.append((name, tdp_w))
     return best[0] if len({tdp_w for _, tdp_w in best}) == 1 else None
+
+
+@functools.cache
+def listed_tdp(model: str) -> tuple[str, float] | None:
+    """Return what ``find_tdp`` finds in codecarbon's table, which takes 40 ms, once a process."""
+    return find_tdp(model)
 
 
 def read_table() -> dict[str, float]:

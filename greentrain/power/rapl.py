@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from greentrain.errors import MeterError
-from greentrain.power.cpu_model import cpu_field, find_tdp, text_of
+from greentrain.power.cpu_model import cpu_field, listed_tdp, text_of
 from greentrain.power.daemon_client import DaemonClient, find_daemon
 from greentrain.types import Device, DeviceKind, PowerSample, Provenance, Sensor
 from greentrain.utils.clock import Clock, SystemClock
@@ -299,7 +299,7 @@ def _limit_w(zone: Path) -> float | None:
 
 def _amd_limit_w(cpuinfo: str) -> float | None:
     """Return what an AMD package of the name in /proc/cpuinfo draws at most (W); None for others and unknown ones."""
-    found = find_tdp(cpu_field(cpuinfo, "model name")) if cpu_field(cpuinfo, "vendor_id") == "AuthenticAMD" else None
+    found = listed_tdp(cpu_field(cpuinfo, "model name")) if cpu_field(cpuinfo, "vendor_id") == "AuthenticAMD" else None
     return None if found is None else PPT_PER_TDP * found[1]
 
 

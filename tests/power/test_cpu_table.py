@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from greentrain.power.cpu_model import cpu_power, find_tdp, read_table
+from greentrain.power.cpu_model import cpu_power, find_tdp, listed_tdp, read_table
 
 XEON = "Intel(R) Xeon(R) Platinum 8358 CPU @ 2.60GHz"
 
@@ -95,3 +95,10 @@ def test_no_codecarbon_means_an_empty_table(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert read_table() == {}
     assert find_tdp(XEON) is None
+
+
+def test_a_part_is_looked_up_once_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = listed_tdp("AMD EPYC 9654 96-Core Processor")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert found is not None
+    assert listed_tdp("AMD EPYC 9654 96-Core Processor") is found
