@@ -343,6 +343,7 @@ class ActiveRun:
 
     Args:
         config: The checked configuration.
+        folder: The run's folder; another one where a process of this node writes this run.
         topology: Place of this process in the job.
         meter: Opened meter; closed with the run.
         signal: The carbon intensity of the grid.
@@ -361,6 +362,7 @@ class ActiveRun:
         self,
         *,
         config: GreenConfig,
+        folder: Path,
         topology: Topology,
         meter: PowerMeter,
         signal: CarbonSignal,
@@ -379,7 +381,7 @@ class ActiveRun:
         """Its PUE, in the grid's own time."""
         self.run_id = run_id
         self.parameters = parameters
-        self.folder = Path(config.run.dir).absolute() / run_id  # wherever the program goes meanwhile
+        self.folder = folder
         self.last_entry: LedgerEntry | None = None
         self.closed = False
         self.marks: deque[tuple[Any, ...]] = deque(maxlen=MAX_MARKS)

@@ -134,5 +134,6 @@ def report_at_close(run: "ActiveRun", *, wait: bool) -> Path | None:
         if line is not None:
             log.info(line)
     except Exception as error:
-        run.warn(f"the report could not be written ({error}); try: greentrain report {run.folder}")
+        if run.folder.is_dir():  # where it is deleted, its journal has said so
+            run.warn(f"the report could not be written ({error}); try: greentrain report {run.folder}")
     return page

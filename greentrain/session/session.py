@@ -389,6 +389,8 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
         data_parallel: Any = None,
     ) -> None:
         self.config = GreenConfig.load(config)
+        home = str(Path(self.config.run.dir).absolute())  # wherever the program goes between its trainings
+        self._placed = dataclasses.replace(self.config, run=dataclasses.replace(self.config.run, dir=home))
         self._clock: Clock = clock or SystemClock()
         self._topology = topology
         self._data_parallel = data_parallel
@@ -464,7 +466,7 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
         self._starts += 1
         self.report_path = None
         run_id = self._run_id(place)
-        grid_time = grid_time_of(self.config, run_id, self._controller.began_unix_s or self._clock.unix_s())
+        grid_time = grid_time_of(self._placed, run_id, self._controller.began_unix_s or self._clock.unix_s())
         signal, price = self._signal, self._price
         if not grid_time.is_real:
             signal = ReplayedSignal(signal, grid_time)
@@ -477,6 +479,7 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
             _call_if_present(self._price, "start")
             run = ActiveRun(
                 config=self.config,
+                folder=Path(self._placed.run.dir) / run_id,
                 topology=place,
                 meter=meter,
                 signal=signal,
@@ -920,7 +923,7 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
 
     def _run_id(self, place: Topology) -> str:
         carried = None if self._resume is None else self._resume.run_id
-        return choose_run_id(self.config.run, place, self._clock.unix_s(), self._starts, carried)
+        return choose_run_id(self._placed.run, place, self._clock.unix_s(), self._starts, carried)
 
     def _each_second(self, run: ActiveRun) -> None:
         if run is self._run and run.has_device_clock:

@@ -252,6 +252,20 @@ def test_a_folder_that_is_deleted_is_noticed_and_brought_back(tmp_path: Path) ->
     assert (green.folder / "run.json").is_file()
 
 
+def test_a_folder_that_is_deleted_with_all_runs_is_told_of_once(tmp_path: Path) -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        config = {"run": {"dir": str(tmp_path / "runs")}, "power": {"sample_s": 0.02}}
+        green = GreenSession(config, meter=FlatMeter()).start()
+        green.state_dict()
+        shutil.rmtree(tmp_path / "runs")
+        green.checkpoint()
+        before = len(told)
+        green.close()
+    assert before == len(told) == 1 and "was deleted and cannot be brought back" in str(told[0].message)
+    assert green.report_path is None and not list(tmp_path.iterdir())
+
+
 @in_a_child
 def test_a_forked_child_waits_for_no_lock_of_its_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(active_run, "SAVE_S", 0.01)
@@ -366,6 +380,7 @@ class Bench:
         section = {"dir": str(self.folder), "report": False, "live": False} | more.pop("config", {})
         run = ActiveRun(
             config=GreenConfig.load({"run": section, "carbon": {"pue": 1.0}, **more.pop("sections", {})}),
+            folder=Path(section["dir"]) / "r",
             topology=place or Topology(host="here"),
             meter=meter or Meter(a=200.0, b=50.0),
             signal=ConstantSignal(360.0, zone="test", source="test"),

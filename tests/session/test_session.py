@@ -201,6 +201,9 @@ def test_a_program_that_changes_its_folder_keeps_its_run(tmp_path: Path, monkeyp
     assert green.folder is not None and green.folder.parent == tmp_path / "runs"
     assert green.report_path == green.folder / "report.html" and green.report_path.exists()
     assert not list((tmp_path / "elsewhere").iterdir())
+    with green:  # what is trained there, too
+        green.step(tokens=4)
+    assert green.folder.parent == tmp_path / "runs" and not list((tmp_path / "elsewhere").iterdir())
 
 
 def test_an_exception_is_booked_and_passed_on(tmp_path: Path) -> None:
