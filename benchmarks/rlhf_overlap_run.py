@@ -1,7 +1,6 @@
 """One training of rlhf_overlap.py: GRPO by TRL on a small random policy, in one mode of offloading."""
 
 import contextlib
-import hashlib
 import time
 import warnings
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ from greentrain.fpga_backend.emulator.device import Emulator
 from greentrain.ledger.totals import Totals
 from greentrain.rlhf.engine import PassStats
 from greentrain.rlhf.kinds import PassKind
+from recipes.common.model import weights_of
 from recipes.common.rl_parts import small
 from recipes.trl.grpo_offload import config_of, engine_of, trainer_of
 
@@ -165,17 +165,13 @@ def trained(mode: str, size: Size, folder: Path, memory: Memory | None = None, *
         trainer.log = lambda logs, *args: None
         trainer.train()
         passes = dict(engine.stats())
-    parameters = list(parts.policy.parameters())
-    found = hashlib.sha256()
-    for parameter in parameters:
-        found.update(parameter.detach().numpy().tobytes())
     return Trained(
         step_s=clock.steps_s[WARM_STEPS:] if len(clock.steps_s) > WARM_STEPS else clock.steps_s,
         steps=size.steps,
         passes=passes,
         totals=green.totals(),
-        weights=found.hexdigest(),
-        parameters=sum(parameter.numel() for parameter in parameters),
+        weights=weights_of(parts.policy),
+        parameters=sum(parameter.numel() for parameter in parts.policy.parameters()),
     )
 
 

@@ -298,21 +298,26 @@ class RemoteDevice:
     def load(self, artifact: Artifact, *, replacing: Handle | None = None) -> Handle:
         """Let the server load an artifact, and send it only if the server has it not.
 
-        Waits, where one is replaced, for the batches that were submitted to it.
+        Waits, where one is replaced, for the batches that were submitted to it, and with ``reconnect`` for a server
+        that is away, for up to ``lost_s``.
 
         Raises:
             ArtifactError: The device cannot run it, or it is larger than the server takes.
             DeviceError: The device or the network failed, or ``replacing`` is unknown.
             DeviceLostError: The device is closed, or the server gone.
         """
+        until_s = time.monotonic() + self._patience.lost_s
+        while self._problem and self._reconnect and time.monotonic() < until_s and not self._stop.wait(PAUSE_S):
+            pass  # the listener takes the server up again when it answers
         self._check()
         old = None if replacing is None else self._loaded.get(replacing)
         if old is not None:
             with self._lock:
                 before = list(old.futures)
             wait(before)
-        number = self._put(as_artifact(artifact), None if old is None else old.number)
-        model = _RemoteModel(artifact, number, self._instance, self._reconnect)
+        instance = self._about(patient=self._reconnect)["instance"]
+        number = self._put(as_artifact(artifact), old.number if old is not None and old.instance == instance else None)
+        model = _RemoteModel(artifact, number, instance, self._reconnect)
         return self._loaded.put(model, artifact.digest, replacing)
 
     def submit(self, handle: Handle, batch: Batch, *, wait_s: float | None = None) -> Future[Result]:
@@ -384,13 +389,14 @@ class RemoteDevice:
             raise DeviceError(f"{self._connection.place} took artifact {artifact.digest[:12]} and does not know it")
         return number
 
-    def _about(self) -> dict[str, Any]:
-        return self._connection.json(self._connection.ask("GET", "device"))
+    def _about(self, *, patient: bool = False) -> dict[str, Any]:
+        return self._connection.json(self._connection.ask("GET", "device", patient=patient))
 
     def _load(self, asked: dict[str, Any]) -> int | None:
         """Return the number of the loaded model, or None if the server needs the artifact first."""
         body = json.dumps(asked).encode()
-        answer = self._connection.ask("POST", "models", body=body, read_s=self._patience.load_s)
+        read_s = self._patience.load_s
+        answer = self._connection.ask("POST", "models", patient=self._reconnect, body=body, read_s=read_s)
         if answer.status == 404 and b"UnknownArtifactError" in answer.body:
             return None
         return int(self._connection.json(answer)["number"])
@@ -421,7 +427,7 @@ class RemoteDevice:
     def _renewed(self, model: _RemoteModel) -> bool:
         """Load a model again on a server that was started again; return False if it was not, or cannot take it."""
         with contextlib.suppress(OffloadError):
-            instance = self._connection.json(self._connection.ask("GET", "device", patient=True))["instance"]
+            instance = self._about(patient=True)["instance"]
             if model.artifact is not None and instance != model.instance:
                 model.number, model.instance = self._put(model.artifact, None), instance
                 return True

@@ -5,6 +5,7 @@ Both have fused attention and tied output weights.
 Shapes: B batch, T time, C width, V vocabulary.
 """
 
+import hashlib
 import math
 from dataclasses import dataclass
 
@@ -146,3 +147,12 @@ def build_optimizer(model: nn.Module, steps: int, peak: float) -> tuple[torch.op
 
 
 Schedule = torch.optim.lr_scheduler.LambdaLR
+
+
+def weights_of(*modules: nn.Module) -> str:
+    """Return the SHA-256 of all parameters in FP32: the same in all modes, on devices that are exact."""
+    found = hashlib.sha256()
+    for module in modules:
+        for parameter in module.parameters():
+            found.update(parameter.detach().cpu().float().numpy().tobytes())
+    return found.hexdigest()

@@ -13,7 +13,6 @@ which need all three (docs/rlhf.md).
 
 import argparse
 import copy
-import hashlib
 import statistics
 import sys
 from collections.abc import Sequence
@@ -42,7 +41,7 @@ from recipes.common.advantages import rewards_with_kl, whitened
 from recipes.common.data import Tokens, corpus
 from recipes.common.energy_line import energy_line
 from recipes.common.gae import gae
-from recipes.common.model import GPT, Size, build_optimizer
+from recipes.common.model import GPT, Size, build_optimizer, weights_of
 from recipes.common.policy import Critic, Policy, Reward
 from recipes.common.surrogates import masked_mean, policy_loss, value_loss
 
@@ -217,15 +216,6 @@ def train(
         sampled=settings.steps * settings.rollouts,
         policy=policy,
     )
-
-
-def weights_of(*modules: nn.Module) -> str:
-    """Return the SHA-256 of all parameters."""
-    found = hashlib.sha256()
-    for module in modules:
-        for parameter in module.parameters():
-            found.update(parameter.detach().numpy().tobytes())
-    return found.hexdigest()
 
 
 def _reward_model(settings: Settings, gpt: GPT, policy: Policy, text: Tokens, ends: Tensor) -> Reward:

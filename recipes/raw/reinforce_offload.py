@@ -48,6 +48,7 @@ from recipes.common.advantages import (
     reinforce_plus_plus,
     step_advantages,
 )
+from recipes.common.model import weights_of
 from recipes.common.surrogates import masked_mean, policy_loss
 from recipes.raw.ppo_offload import (
     LARGE,
@@ -59,7 +60,6 @@ from recipes.raw.ppo_offload import (
     padded,
     prepare,
     report,
-    weights_of,
 )
 
 REINFORCE, GRPO, RLOO, DAPO, PROCESS = ALGORITHMS = "reinforce++", "grpo", "rloo", "dapo", "process"

@@ -16,7 +16,6 @@ card through XRT gives the same bits (docs/fpga.md). The lines marked "green" ar
 
 import argparse
 import contextlib
-import hashlib
 import os
 import sys
 from collections.abc import Sequence
@@ -40,6 +39,7 @@ from greentrain.rlhf.trl.grpo import OffloadGRPOTrainer  # green
 from greentrain.rlhf.trl.reward import OffloadedReward  # green
 from greentrain.rlhf.trl.rloo import OffloadRLOOTrainer  # green
 from recipes.common.energy_line import energy_line
+from recipes.common.model import weights_of
 from recipes.common.rl_parts import Parts, real, small
 
 MODES = ("sequential", "eager", "late", "stream")
@@ -144,14 +144,6 @@ def report(trainer: Any, engine: OffloadEngine, green: GreenSession) -> list[str
         )
     lines.append(energy_line(green))
     return [*lines, f"weights {weights_of(trainer.model)[:16]}; report: {green.report_path}"]
-
-
-def weights_of(model: torch.nn.Module) -> str:
-    """Return the SHA-256 of all parameters: the same in all modes, on devices that are exact."""
-    found = hashlib.sha256()
-    for parameter in model.parameters():
-        found.update(parameter.detach().cpu().float().numpy().tobytes())
-    return found.hexdigest()
 
 
 if __name__ == "__main__":

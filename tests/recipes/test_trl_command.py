@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from greentrain.errors import ConfigError
 from tests.rlhf.calm import calm
 
 pytest.importorskip("trl", reason="TRL is not installed (extra 'trl')")
@@ -38,12 +39,15 @@ def test_it_trains_with_the_reward_on_a_device(folder: Path, capsys: pytest.Capt
 
     from recipes.trl import models
 
-    models.main(["models", "--small"])
-    assert "are in models" in capsys.readouterr().out
     parser: Any = grpo.make_parser()
     words = ["--max_steps", "1", "--max_completion_length", "4", "--use_cpu", "--disable_tqdm", "true"]
     parsed = parser.parse_args_and_config(["--config", "recipes/trl/grpo.yaml", *words])
     main: Any = grpo.main
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(ConfigError, match="cannot read the offload settings"):
+        patch.setenv("GREENTRAIN_OFFLOAD", "gone.yaml")
+        main(*parsed)
+    models.main(["models", "--small"])
+    assert "are in models" in capsys.readouterr().out
     main(*parsed)
     said = capsys.readouterr().out
     assert "'rewards/offloaded_reward/mean'" in said, said[-2000:]

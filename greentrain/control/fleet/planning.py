@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -53,16 +55,30 @@ class RunWords(NamedTuple):
     gears: Collection[str] = ()
     """That it may shift to; empty: its own alone, as far as is known."""
 
-    @classmethod
-    def of(cls, terms: JobTerms) -> "RunWords":
-        """Return the words of the run that a job names."""
-        if terms.run is None:
-            return cls()
-        try:
-            config = read_object(Path(terms.run) / RUN_JSON)["config"]
-            return cls(config["actuators"]["demand"] is not None, tuple(config["precision"]["gears"]))
-        except (RunFolderError, OSError, KeyError, TypeError):
-            return cls()
+
+def _stamp(where: str) -> tuple[int, ...]:
+    """Return what is another one where a table, or a run's run.json, was written anew; empty: it is not there."""
+    with suppress(OSError):
+        stat = (Path(where, RUN_JSON) if Path(where).is_dir() else Path(where)).stat()
+        return stat.st_ino, stat.st_size, stat.st_mtime_ns
+    return ()
+
+
+@lru_cache(maxsize=4096)
+def _words(run: str, stamp: tuple[int, ...]) -> RunWords:
+    try:
+        config = read_object(Path(run) / RUN_JSON)["config"]
+        return RunWords(config["actuators"]["demand"] is not None, tuple(config["precision"]["gears"]))
+    except (RunFolderError, OSError, KeyError, TypeError):
+        return RunWords()
+
+
+@lru_cache(maxsize=4096)
+def _table(where: str, stamp: tuple[int, ...]) -> Menu | str:
+    try:
+        return Menu.of(read_actions(where).table)
+    except ConfigError as error:
+        return str(error)  # kept as well: a run that measures nothing stays without a table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,11 +166,11 @@ def rows_of(
 def _menu(spec: FleetSpec, terms: JobTerms, pool: PoolSpec) -> Menu:
     for where in (terms.actions, terms.run, pool.actions, spec.actions):
         if where is not None:
-            try:
-                return Menu.of(read_actions(where).table)
-            except ConfigError:
-                if where is not terms.run:  # a run that has not measured its gears yet has no table
-                    raise
+            found = _table(where, _stamp(where))
+            if isinstance(found, Menu):
+                return found
+            if where is not terms.run:  # a run that has not measured its gears yet has no table
+                raise ConfigError(found)
     raise AssertionError  # the fleet has one
 
 
@@ -172,7 +188,7 @@ def known(spec: FleetSpec, job: EngineJob, terms: JobTerms, name: str, before: F
     Raises:
         ConfigError: Its terms or its table are wrong.
     """
-    run = RunWords.of(terms)
+    run = RunWords() if terms.run is None else _words(terms.run, _stamp(terms.run))
     rows, actions = rows_of(spec, terms, job, run)
     asked = [row.tokens_per_s for row in rows if row.nodes == job.nodes] or [row.tokens_per_s for row in rows]
     tokens = terms.tokens if terms.tokens is not None else (terms.hours or 0.0) * S_PER_HOUR * max(asked)

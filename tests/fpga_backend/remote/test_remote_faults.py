@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -406,6 +407,49 @@ def test_a_lost_server_that_comes_back_is_used_again(gated: Gated) -> None:
                 time.sleep(0.02)
             found = rows_of(device.submit(handle, sequences(artifact)).result(240))
             assert [row.tobytes() for row in found] == [row.tobytes() for row in wanted]
+
+
+@pytest.mark.parametrize("replaces", [False, True], ids=["new", "in another's place"])
+def test_a_load_waits_for_a_server_that_is_away(gated: Gated, monkeypatch: pytest.MonkeyPatch, replaces: bool) -> None:
+    """Also in the place of a model whose number the server that comes back does not know."""
+    first = serve(gated, token="the same token again")
+    patience = RemoteTimeouts(batch_s=240.0, load_s=240.0, silence_s=1.0, lost_s=240.0, hold_s=0.1, poll_s=3600.0)
+    with closing(RemoteDevice(first.url, token=first.token, patience=patience)) as device, ExitStack() as there:
+        old = device.load(encoder(seed=1)) if replaces else None
+        first.close()
+        other = Gated()
+        there.enter_context(closing(other))
+        wait = device._connection._stop.wait
+
+        def started(limit_s: float) -> bool:  # the first request has failed
+            monkeypatch.setattr(device._connection._stop, "wait", wait)
+            there.enter_context(again(first, other))
+            return False
+
+        monkeypatch.setattr(device._connection._stop, "wait", started)
+        handle = device.load(encoder(), replacing=old)
+        assert device._connection._stop.wait == wait, "it was away"
+        found = rows_of(device.submit(handle, sequences(encoder())).result(240))
+        wanted = rows_of(gated.inner.submit(gated.inner.load(encoder()), sequences(encoder())).result(240))
+        assert [row.tobytes() for row in found] == [row.tobytes() for row in wanted]
+
+
+def test_a_load_waits_for_a_lost_server_and_says_for_what_it_waited(gated: Gated) -> None:
+    first = serve(gated, token="the same token again")
+    patience = replace(QUICK, poll_s=3600.0)  # nobody looks for it but the load
+    with closing(RemoteDevice(first.url, token=first.token, patience=patience)) as device:
+        first.close()
+        error = raised(device.load, encoder())
+        assert isinstance(error, DeviceLostError)
+        assert f"{first.url.removeprefix('http://')} did not answer for" in str(error)
+    second = again(first, gated)
+    with closing(RemoteDevice(second.url, token=first.token, patience=QUICK)) as device:
+        handle = device.load(encoder())
+        second.close()
+        assert isinstance(device.submit(handle, sequences(encoder())).exception(240), DeviceLostError)
+        device._patience = replace(QUICK, lost_s=240.0)
+        with again(first, gated):
+            device.load(encoder(seed=1))
 
 
 def test_joules_are_the_other_machines_and_say_so(gated: Gated, server: DeviceServer) -> None:

@@ -34,7 +34,6 @@ pytestmark = [
 ]
 SMALL: dict[str, Any] = {"per_device_train_batch_size": 2, "num_generations": 2, "max_steps": 5}
 BOUND = 2
-STREAM: Any = IterableDataset.from_generator(lambda: iter([{"prompt": "a"}]))
 
 
 @pytest.fixture(autouse=True)
@@ -187,11 +186,7 @@ def test_prompts_come_in_the_order_of_trls_own_loader(parts: Any, tmp_path: Path
         ({"correction": "tis"}, {}, "nothing is stale"),
         ({"staleness": 1, "tools": [len]}, {}, "tools with staleness=1"),
         ({"staleness": 1}, {"vllm_importance_sampling_correction": False}, "taken for new ones"),
-        (
-            {"staleness": 1, "train_dataset": STREAM},
-            {},
-            "stream",
-        ),
+        ({"staleness": 1, "train_dataset": "STREAM"}, {}, "stream"),
         ({"replay": "no folder"}, {}, r"no folder.*is no log of rollouts"),
         ({"replay": "RUN"}, {"seed": 8}, "logged with seed=7, and this run has 8"),
         ({"replay": "RUN"}, {"max_steps": 9}, "logged with max_steps=5, and this run has 9"),
@@ -208,6 +203,8 @@ def test_what_does_not_go_together_is_refused_before_training(
     if arguments.get("replay") in kept:
         (tmp_path / "rank-00000.jsonl").write_bytes(b"".join(kept[arguments["replay"]]))
         arguments = {**arguments, "replay": tmp_path}
+    if arguments.get("train_dataset") == "STREAM":
+        arguments = {**arguments, "train_dataset": IterableDataset.from_generator(lambda: iter([{"prompt": "a"}]))}
     if arguments.get("model") == "other":
         arguments = {**arguments, "model": tiny.policy(layers=1)}
     with pytest.raises(ConfigError, match=match):
