@@ -59,9 +59,15 @@ def open_amdsmi() -> Any:
         MissingExtraError: The bindings are not installed.
         MeterError: The library, the driver or a right is missing; says which, and the remedy.
     """
+
+    def load() -> Any:
+        import amdsmi
+
+        return amdsmi
+
     with try_import("amd") as imports, contextlib.redirect_stdout(io.StringIO()):  # it prints where it fails
-        try:
-            import amdsmi
+        try:  # in a thread: where it fails, it keeps the frames, and they would keep what all callers hold
+            amdsmi = BackgroundCall("greentrain-amdsmi", load).result(OPEN_S)
         except (KeyError, OSError, AttributeError) as error:  # it looks names up in a library that it lacks
             raise MeterError(
                 f"libamd_smi.so is not found, or older than its bindings ({error}): install ROCm's package"

@@ -390,8 +390,10 @@ def _gpus_where_they_answer(
         try:
             return [_open(name, config, environ, clock)]
         except (MeterError, MissingExtraError) as error:
-            refused[name] = error
-            if _named_gpus(config) or not (used or isinstance(error.__cause__, TimeoutError)):
+            if _named_gpus(config):  # kept where it may be raised: what its frames hold lives as long as they do
+                refused[name] = error
+                continue
+            if not (used or isinstance(error.__cause__, TimeoutError)):
                 continue
             warn(f"GPUs are not measured: {error}")
             device, missing = Device(uid=name, kind=DeviceKind.GPU, name=_WHAT[name]), Provenance.MISSING

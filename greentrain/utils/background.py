@@ -114,7 +114,10 @@ class BackgroundCall(Generic[T]):
         if self._thread.is_alive():
             self._thread.join(max(0.0, wait_s))
         if self._error is not None:
-            raise self._error
+            try:
+                raise self._error
+            finally:
+                del self  # as in _run
         if not self._answer:
             raise TimeoutError(f"no answer within {wait_s:g} s")
         return self._answer[0]
@@ -124,3 +127,4 @@ class BackgroundCall(Generic[T]):
             self._answer.append(self._call())
         except BaseException as error:  # whoever waits gets it
             self._error = error
+            del self  # the error's frames would keep it, and it the error, and they what all callers hold

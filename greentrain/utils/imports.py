@@ -34,7 +34,8 @@ class try_import:
         traceback: TracebackType | None,
     ) -> bool:
         if isinstance(exc, ImportError):
-            self.error = exc
+            exc.__cause__ = exc.__context__ = None
+            self.error = exc.with_traceback(None)  # its frames would keep what all callers hold, for ever
             return True
         return False
 

@@ -141,6 +141,23 @@ def test_an_accelerator_is_pickled_with_what_it_has_prepared(tmp_path: Path) -> 
     other.load_state(folder)
 
 
+def test_an_accelerator_goes_with_its_last_reference_while_its_run_lasts(tmp_path: Path) -> None:
+    """Accelerate's own test_ensure_dataloader_gets_cleaned_up: without the collector of cycles."""
+    gc.disable()
+    try:
+        accelerator = GreenAccelerator(cpu=True, green={"run": {"dir": str(tmp_path)}})
+        session, loader = accelerator.green, accelerator.prepare(text_loader(8, 2))
+        batches = iter(loader)
+        next(batches)
+        assert session.running
+        held = [weakref.ref(accelerator), weakref.ref(loader), weakref.ref(loader.gradient_state)]
+        del accelerator, loader, batches
+        assert [each() for each in held] == [None, None, None]
+    finally:
+        gc.enable()
+        session.close()
+
+
 def test_leaving_a_loop_early_is_as_without_us(recorder: Make) -> None:
     accelerator = GreenAccelerator(cpu=True, green=recorder())
     loader = accelerator.prepare(text_loader(8, 2))

@@ -1,7 +1,9 @@
 """Work in the background: whoever asks does not wait, and nothing that is asked for is forgotten."""
 
+import gc
 import os
 import threading
+import weakref
 
 import pytest
 
@@ -102,3 +104,23 @@ def test_a_call_gives_its_answer_or_its_error_and_may_hang_alone(monkeypatch: py
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     assert BackgroundCall("late", lambda: 3).result(0.0) == 3
+
+
+def test_an_error_keeps_nothing_alive_that_its_callers_hold() -> None:
+    class Held:
+        pass
+
+    def ill() -> None:
+        raise OSError
+
+    def caller() -> weakref.ref[Held]:
+        held = Held()
+        with pytest.raises(OSError):
+            BackgroundCall("ill", ill).result(5.0)
+        return weakref.ref(held)
+
+    gc.disable()
+    try:
+        assert caller()() is None
+    finally:
+        gc.enable()
