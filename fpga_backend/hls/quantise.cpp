@@ -7,6 +7,7 @@
 // Stages are processes that pass beats on, over BLOCK rows at a time, in loops that do not end with a group: memory is asked for a
 // beat a clock, and no row or head waits for the one before. A group waits in `kept` until its largest magnitude is known.
 #include "beats.h"
+#include "groups.h"
 #include "numbers.h"
 #include "stream.h"
 
@@ -14,71 +15,28 @@ namespace {
 
 using namespace gt;
 
-constexpr int BLOCK = 64;
-
 struct Shape {
-    int rows, groups, width, digits, start;
+    Groups of;
+    int digits, start;
     long stride, first;
-
-    int beats_of_group() const { return beats(width, FLOATS); }
-    int total() const { return rows * groups * beats_of_group(); }
 };
 
-// A group's columns in beats of their own: its first column is the first lane. Zeros fill up the last beat.
 void fetch(const floats_t *x, const words_t *index, int indexed, const Shape &shape, hls::stream<floats_t> &to) {
     Words indices(index);
-    for (int row = 0; row < shape.rows; row++) {
+    for (int row = 0; row < shape.of.rows; row++) {
         const long from = (indexed ? indices[shape.first + row] : shape.first + row) * shape.stride;
-        for (int group = 0; group < shape.groups; group++) {
-            const int column = shape.start + group * shape.width;
-            const int shift = column % FLOATS;
-            const int wide = beats(shift + shape.width, FLOATS);
-            floats_t before = {};
-            for (int b = 0; b <= shape.beats_of_group(); b++) {
-#pragma HLS PIPELINE II = 1
-                const floats_t now = b < wide ? x[from + column / FLOATS + b] : floats_t();
-                floats_t out;
-                for (int lane = 0; lane < FLOATS; lane++) {
-#pragma HLS UNROLL
-                    const bool in = (b - 1) * FLOATS + lane < shape.width;
-                    const float value = shift + lane < FLOATS ? before.v[(shift + lane) % FLOATS] : now.v[(shift + lane) % FLOATS];
-                    out.v[lane] = in ? value : 0.0f;
-                }
-                if (b > 0) {
-                    to.write(out);
-                }
-                before = now;
-            }
-        }
-    }
-}
-
-// The largest magnitude of each group, and the beats again.
-void measure(hls::stream<floats_t> &from, const Shape &shape, hls::stream<float> &peaks, hls::stream<floats_t> &kept) {
-    Peak peak;
-    int b = 0;
-    for (int i = 0; i < shape.total(); i++) {
-#pragma HLS PIPELINE II = 1
-        const floats_t beat = from.read();
-        for (int lane = 0; lane < FLOATS; lane++) {
-#pragma HLS UNROLL
-            peak.see(beat.v[lane]);
-        }
-        kept.write(beat);
-        if (++b == shape.beats_of_group()) {
-            peaks.write(peak.value());
-            peak = Peak();
-            b = 0;
+        for (int group = 0; group < shape.of.groups; group++) {
+            fetch_group(x, from, shape.start + group * shape.of.width, shape.of.width, to);
         }
     }
 }
 
 void scale(hls::stream<float> &peaks, const Shape &shape, floats_t *s, hls::stream<float> &factors) {
     FloatWriter scales(s);
-    for (int i = 0; i < shape.rows * shape.groups; i++) {
+    for (int i = 0; i < shape.of.rows * shape.of.groups; i++) {
 #pragma HLS PIPELINE II = 1
         const float peak = peaks.read();
-        scales.put(shape.first * shape.groups + i, shape.digits == 2 ? scale_of<Q16D>(peak) : scale_of<Q8>(peak));
+        scales.put(shape.first * shape.of.groups + i, shape.digits == 2 ? scale_of<Q16D>(peak) : scale_of<Q8>(peak));
         factors.write(shape.digits == 2 ? factor_of<Q16D>(peak) : factor_of<Q8>(peak));
     }
     scales.flush();
@@ -90,7 +48,7 @@ void cut(hls::stream<floats_t> &kept, hls::stream<float> &factors, const Shape &
     bytes_t first = {}, second = {};
     float factor = 0.0f;
     int b = 0;
-    for (int i = 0; i < shape.total(); i++) {
+    for (int i = 0; i < shape.of.total(); i++) {
 #pragma HLS PIPELINE II = 1
         if (b == 0) {
             factor = factors.read();
@@ -108,7 +66,7 @@ void cut(hls::stream<floats_t> &kept, hls::stream<float> &factors, const Shape &
                 first.v[place + lane] = static_cast<int8_t>(quantised<Q8>(beat.v[lane], factor));
             }
         }
-        const bool last = ++b == shape.beats_of_group();
+        const bool last = ++b == shape.of.wide();
         if (last || b % (BYTES / FLOATS) == 0) {
             high.write(first);
             if (shape.digits == 2) {
@@ -122,12 +80,12 @@ void cut(hls::stream<floats_t> &kept, hls::stream<float> &factors, const Shape &
 }
 
 void store(hls::stream<bytes_t> &high, hls::stream<bytes_t> &low, const Shape &shape, bytes_t *q) {
-    const int half = beats(shape.width, BYTES);
+    const int half = beats(shape.of.width, BYTES);
     int b = 0;
-    const int total = shape.rows * shape.groups * shape.digits * half;
+    const int total = shape.of.rows * shape.of.groups * shape.digits * half;
     for (int i = 0; i < total; i++) {
 #pragma HLS PIPELINE II = 1
-        q[shape.first * shape.groups * shape.digits * half + i] = b < half ? high.read() : low.read();
+        q[shape.first * shape.of.groups * shape.digits * half + i] = b < half ? high.read() : low.read();
         b = b + 1 == shape.digits * half ? 0 : b + 1;
     }
 }
@@ -146,7 +104,7 @@ void block(const floats_t *x, const words_t *index, bytes_t *q, floats_t *s, int
 #pragma HLS STREAM variable = high depth = 2064
 #pragma HLS STREAM variable = low depth = 2064
     fetch(x, index, indexed, rows, beats_in);
-    measure(beats_in, results, peaks, kept);
+    measure(beats_in, results.of, peaks, kept);
     scale(peaks, results, s, factors);
     cut(kept, factors, results, high, low);
     store(high, low, results, q);
@@ -174,8 +132,9 @@ extern "C" void gt_quantise(const gt::floats_t *x, const gt::words_t *index, gt:
     const int wide = width / groups;
     for (int row = 0; row < rows; row += BLOCK) {
         const int count = smaller(BLOCK, rows - row);
-        const Shape from = {count, groups, wide, digits, x_start, x_stride, (indexed ? first : 0) + row};
-        const Shape to = {count, groups, wide, digits, x_start, x_stride, row};
+        const Groups shape = {count, groups, wide};
+        const Shape from = {shape, digits, x_start, x_stride, (indexed ? first : 0) + row};
+        const Shape to = {shape, digits, x_start, x_stride, row};
         block(x, index, q, s, indexed, from, to);
     }
 }

@@ -37,6 +37,10 @@ TIMING: Final = {
 }
 DEPTH: Final = 16384
 """Inputs of a block of rows that the chip holds: ``DEPTH`` of ``hls/gemm.cpp``."""
+BLOCK: Final = 64
+"""Rows that pass through a kernel's stages at a time: ``BLOCK`` of ``hls/groups.h`` and ``hls/gate.cpp``."""
+LOGPROB_ROWS: Final = 32
+"""The same of logits: ``ROWS`` of ``hls/logprob.cpp``."""
 _LATENCY, _PIPELINE = (int(TIMING[name].value) for name in ("latency", "pipeline"))
 _SCALARS = {k.name: {a.name: i for i, a in enumerate(k.arguments) if a.kind == "scalar"} for k in KERNELS}
 Scalars = Mapping[str, int]
@@ -132,6 +136,10 @@ class _Counter:
         """Clocks of a port for so many beats, after waiting for as many first ones."""
         return moved / self.rate + requests * _LATENCY
 
+    def _fills(self, rows: int, until_the_first: float) -> float:
+        """Clocks in which regions of rows have memory answer, and make what their last stage begins with."""
+        return math.ceil(rows / BLOCK) * (_LATENCY + until_the_first)
+
     def _gemm(self, s: Scalars) -> tuple[float, int]:
         depth, _, passes = _blocks(s)
         step = GEMM.rows // s["digits"]
@@ -180,21 +188,25 @@ class _Counter:
         return clocks + sum(stages) + _LATENCY + 4096, moved
 
     def _embed(self, s: Scalars) -> tuple[float, int]:
-        moved = beats(s["width"], 32) + beats(s["width"])
-        return s["rows"] * (self._port(moved, 2) + _PIPELINE), s["rows"] * (moved + 1)
+        table, wide = beats(s["width"], 32), beats(s["width"])
+        moved = s["rows"] * (table + 1 + wide)
+        return max(s["rows"] * max(table + 1, wide), moved / self.rate) + self._fills(s["rows"], _PIPELINE), moved
 
     def _norm(self, s: Scalars) -> tuple[float, int]:
-        wide = beats(s["width"])
-        group = self._port(wide) + 4 * (wide + _PIPELINE)
-        row = s["groups"] * (group + wide / self.rate) + _PIPELINE
-        return s["rows"] * row, s["rows"] * s["groups"] * 2 * wide
+        wide, heads = beats(s["width"]), s["rows"] * s["groups"]
+        moved = heads * wide + s["rows"] * beats(s["groups"] * s["width"])
+        clocks = max(heads * (wide + 1), moved / self.rate)
+        # the first group of a block waits for its largest magnitude, its sum and its squares
+        waits = self._fills(s["rows"], 3 * (wide + _PIPELINE) + _PIPELINE)
+        return clocks + waits + self._port((1 + s["biased"]) * wide, 1 + s["biased"]), moved
 
     def _quantise(self, s: Scalars) -> tuple[float, int]:
         width, heads = s["width"] // s["groups"], s["rows"] * s["groups"]
         wide, out = beats(width), s["digits"] * beats(width, BYTES)
-        # the first group of a block of 64 rows is known before its first integer leaves
-        fills = math.ceil(s["rows"] / 64) * (_LATENCY + wide + 2 * _PIPELINE)
-        return max(heads * (wide + 1), heads * (wide + out) / self.rate) + fills, heads * (wide + out)
+        moved = heads * (wide + out)
+        # the first group of a block is known before its first integer leaves
+        waits = self._fills(s["rows"], wide + 2 * _PIPELINE)
+        return max(heads * (wide + 1), moved / self.rate) + waits, moved
 
     def _gate(self, s: Scalars) -> tuple[float, int]:
         operands = 2 if s["gated"] or s["kind"] == 3 else 1
@@ -202,12 +214,15 @@ class _Counter:
         moved = s["rows"] * (operands + 1) * wide
         clocks = max(s["rows"] * operands * (wide + 1), moved / self.rate)
         table = 8192 if s["kind"] < 2 else 0
-        return clocks + table + math.ceil(s["rows"] / 64) * (_LATENCY + _PIPELINE), moved
+        return clocks + table + self._fills(s["rows"], _PIPELINE), moved
 
     def _rotary(self, s: Scalars) -> tuple[float, int]:
-        wide, angles = beats(2 * s["half"] * s["heads"]), beats(s["half"])
-        row = self._port(2 * wide + 2 * angles, 3) + wide + s["heads"] * _PIPELINE
-        return s["rows"] * row, s["rows"] * (2 * wide + 2 * angles)
+        half, halves = beats(s["half"]), 2 * s["heads"]
+        moved = s["rows"] * (2 * half + halves * half + beats(2 * s["half"] * s["heads"]))
+        fetched = 2 * half + halves * (half + 1)
+        turned = 2 * half + s["heads"] * 3 * half + 2 * _PIPELINE  # loops of angles and of heads, which end with a row
+        clocks = max(s["rows"] * max(fetched, turned), moved / self.rate)
+        return clocks + self._fills(s["rows"], 3 * half + 2 * _PIPELINE), moved
 
     def _pool(self, s: Scalars) -> tuple[float, int]:
         wide = beats(s["width"])
@@ -221,9 +236,11 @@ class _Counter:
         return s["rows"] * row, s["rows"] * moved
 
     def _logprob(self, s: Scalars) -> tuple[float, int]:
-        wide, chunks = beats(s["vocabulary"]), math.ceil(s["vocabulary"] / 4096)
-        row = self._port(2 * wide, 2 * chunks + 2) + 2 * wide + 2 * chunks * _PIPELINE
-        return s["rows"] * row + 4096, s["rows"] * 2 * wide
+        wide = beats(s["vocabulary"])
+        moved = s["rows"] * 2 * wide
+        # tables; and what a region of rows waits for, whose second reading follows the first
+        waits = 4096 + self._port(beats(4096, 8)) + math.ceil(s["rows"] / LOGPROB_ROWS) * (_LATENCY + 3 * _PIPELINE)
+        return moved / self.rate + waits, moved
 
 
 def _blocks(s: Scalars) -> tuple[int, int, int]:

@@ -8,7 +8,7 @@ import pytest
 from greentrain.fpga_backend.batch import Batch, pack
 from greentrain.fpga_backend.csim.kernels import ATTENTION, GEMM
 from greentrain.fpga_backend.explore.space import compiled_to, open_subject
-from greentrain.fpga_backend.program import Program
+from greentrain.fpga_backend.program import Norm, Program, Rotary
 from greentrain.fpga_backend.roofline import cycles
 from greentrain.fpga_backend.roofline.cards import U55C, assume
 from greentrain.fpga_backend.roofline.counts import BatchLayout, count
@@ -32,6 +32,18 @@ def test_sizes_are_those_of_the_kernels() -> None:
     assert (gemm["ROWS"], gemm["COLUMNS"], gemm["ARRAYS"]) == (GEMM.rows, GEMM.columns, GEMM.arrays)
     assert gemm["DEPTH"] == cycles.DEPTH
     assert (attention["QUERIES"], attention["KEYS"]) == (ATTENTION.rows, ATTENTION.columns)
+    assert _constants("groups.h")["BLOCK"] == _constants("gate.cpp")["BLOCK"] == cycles.BLOCK
+    assert _constants("logprob.cpp")["ROWS"] == cycles.LOGPROB_ROWS
+
+
+def test_rows_of_norms_and_rotations_wait_for_their_port_alone() -> None:
+    rows, wide = 1280, 4096 // 16
+    clocks = kernel_work(LLAMA, BatchLayout.equal(1, rows), CARD).clocks
+    norms = sum(isinstance(op, Norm) for op in LLAMA.ops)
+    turned = [op.x.width // 16 for op in LLAMA.ops if isinstance(op, Rotary)]
+    rate = 14.375e9 * CARD.value("memory_efficiency") / 64 / CARD.value("clock_hz")  # of a pseudo channel
+    assert clocks["gt_norm"] == pytest.approx(norms * rows * 2 * wide / rate, rel=0.05)
+    assert clocks["gt_rotary"] == pytest.approx(sum(rows * 2 * beats / rate for beats in turned), rel=0.1)
 
 
 @pytest.mark.parametrize("program", [BERT, LLAMA], ids=["bert", "llama"])
