@@ -91,6 +91,7 @@ def run(tmp_path: Path, driver: FakeDriver) -> Iterator[Path]:
         training.communicate()
 
 
+@pytest.mark.alone
 def test_thirty_percent_less_of_a_site_reaches_the_card_of_a_run_within_five_seconds_and_back(
     tmp_path: Path, driver: FakeDriver, run: Path
 ) -> None:

@@ -52,6 +52,8 @@ class Held(OffloadDevice):
         self.gate = threading.Event()
         self.gate.set()
         self.batches: list[int] = []
+        self.passed = 0
+        """Batches that have come through the gate."""
         self.failures: Iterator[bool] = iter(())
         self._hangs: list[Future[Result]] | None = None
 
@@ -67,7 +69,8 @@ class Held(OffloadDevice):
 
     def submit(self, handle: Handle, batch: Batch, *, wait_s: float | None = None) -> Future[Result]:
         self.batches.append(len(batch.ids))
-        self.gate.wait(20.0)
+        self.gate.wait(240.0)
+        self.passed += 1
         if self._hangs is not None:
             late: Future[Result] = Future()
             late.set_running_or_notify_cancel()
