@@ -128,16 +128,19 @@ class GreenCallback(Callback):
                 after = None if pl_module.automatic_optimization else Phase.FORWARD
                 self._driver.hook(optimizer.register_step_post_hook, functools.partial(self._driver.enter, after))
         save, remove = trainer.save_checkpoint, trainer.strategy.remove_checkpoint
+        gone: set[str] = set()
 
         @functools.wraps(save)
         def carded(filepath: Any, *args: Any, **kwargs: Any) -> None:
             save(filepath, *args, **kwargs)
+            gone.discard(str(filepath))
             if "://" not in str(filepath):
-                self.session.write_card(f"{filepath}{CARD}")
+                self.session.write_card(f"{filepath}{CARD}", keep=lambda: str(filepath) not in gone)
 
         @functools.wraps(remove)
         def removed(filepath: Any) -> None:
             remove(filepath)
+            gone.add(str(filepath))  # its footprint may just be being written
             never_raises(Path(f"{filepath}{CARD}").unlink)(missing_ok=True)
 
         self._driver.replace(trainer, "save_checkpoint", carded)

@@ -119,7 +119,8 @@ def test_a_trainer_that_has_fitted_is_copied_with_its_callback(tmp_path: Path, r
 
 def test_a_tuner_finds_the_same_with_us_and_leaves_the_training_as_it_was(tmp_path: Path, recorder: Make) -> None:
     found, weights = [], []
-    for callbacks in ([], [GreenCallback(recorder())]):
+    callback = GreenCallback(recorder())
+    for callbacks in ([], [callback]):
         trainer, module = _trainer(tmp_path, *callbacks), Module()
         finder = Tuner(trainer).lr_find(module, text_loader(), num_training=6, update_attr=False)
         assert finder is not None
@@ -128,7 +129,6 @@ def test_a_tuner_finds_the_same_with_us_and_leaves_the_training_as_it_was(tmp_pa
         weights.append(_weights(module))
     assert found[0] == found[1]
     assert torch.equal(*weights)
-    (callback,) = callbacks
     assert callback.session.totals().steps == 8, "those of the fit: Lightning tunes without callbacks"
 
 
@@ -513,6 +513,23 @@ def test_a_plan_gets_its_checkpoint_and_its_end_from_the_trainer(callback: Green
         callback.on_train_batch_end(trainer, module, None, None, 0)
         assert (len(trainer.saved), trainer.should_stop) == (int(step >= 2), stop)
     assert trainer.saved == [tmp_path / PAUSE_CHECKPOINT]
+
+
+def test_a_footprint_that_is_just_being_written_goes_with_its_checkpoint(
+    callback: GreenCallback, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of a millisecond, of which each saves a checkpoint and removes the one before."""
+    trainer, path = _stub(tmp_path), tmp_path / "a.ckpt"
+    keeps: list[Callable[[], bool]] = []
+    monkeypatch.setattr(callback.session, "write_card", lambda path, keep: keeps.append(keep))
+    callback.setup(trainer, Module(), "fit")
+    callback.on_train_start(trainer, Module())
+    trainer.save_checkpoint(path)
+    assert keeps[0]()
+    trainer.strategy.remove_checkpoint(str(path))
+    assert not keeps[0]()
+    trainer.save_checkpoint(path)
+    assert keeps[1](), "of this name there is one again"
 
 
 def test_rank_0_alone_logs_and_only_a_fit_logs_its_end(callback: GreenCallback, tmp_path: Path) -> None:

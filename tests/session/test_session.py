@@ -179,6 +179,13 @@ def test_a_copy_has_the_figures_and_no_run(tmp_path: Path, made: Callable[[Green
     assert closed.totals().energy_j > 0
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_a_footprint_of_what_is_gone_by_then_goes_too(tmp_path: Path, there: bool) -> None:
+    with _session(tmp_path) as green:
+        green.write_card(tmp_path / "a.ckpt.model_card.yaml", wait_s=10.0, keep=lambda: there)
+    assert (tmp_path / "a.ckpt.model_card.yaml").exists() == there
+
+
 def test_it_is_a_decorator(tmp_path: Path) -> None:
     green = _session(tmp_path)
 
