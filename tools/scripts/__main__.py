@@ -217,12 +217,12 @@ def run(script: Script, variant: Variant, folder: Path) -> Outcome:
     exit_code, left = _run([sys.executable, *shlex.split(words)], place, folder)
     outputs = {name: (folder / name).read_text(encoding="utf-8", errors="replace") for name in ("stdout", "stderr")}
     chance = re.compile(script.chance)
-    losses = {}
+    losses, noted = {}, re.sub("[0-9]+", "N", str(folder))
     for path in sorted((folder / "probes").iterdir()):
         probed = json.loads(path.read_text(encoding="utf-8"))
         rank = probed["rank"]
         losses[rank] = probed["losses"]
-        left.update({f"{what.replace(str(folder), '')} (rank {rank})": n for what, n in probed["left"].items()})
+        left.update({f"{what.replace(noted, '')} (rank {rank})": n for what, n in probed["left"].items()})
     for name in ("home", "tmp"):
         left.update(f"file {CHANCE.sub('N', f'{name}/{each}')}" for each in _files(folder / name))
     made = [each for each in _files(place) if each not in at_first and not each.startswith("runs/")]
@@ -230,7 +230,7 @@ def run(script: Script, variant: Variant, folder: Path) -> Outcome:
     return Outcome(
         exit_code=exit_code,
         losses=losses,
-        printed=Counter(chance.sub("", line) for line in outputs["stdout"].splitlines()),
+        printed=Counter(filter(None, (chance.sub("", line) for line in outputs["stdout"].splitlines()))),
         weights=[_of_tensors(place / each) for each in sorted(made) if each.endswith((".pt", ".bin", ".safetensors"))],
         told=Counter(CHANCE.sub("N", line.replace(str(folder), "")) for line in outputs["stderr"].splitlines() if line),
         left=left,
@@ -252,6 +252,8 @@ def _run(words: Sequence[str], place: Path, folder: Path) -> tuple[int, Counter[
         "TMPDIR": str(folder / "tmp"),
         "HF_HOME": str(cache),
         "HF_HUB_OFFLINE": "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # which share a line with what two processes say
+        "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "TORCHINDUCTOR_CACHE_DIR": str(cache),
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
