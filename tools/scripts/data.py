@@ -101,6 +101,29 @@ def digits(folder: Path) -> None:
         torch.save((pictures, torch.arange(count) % 10), place / f"{name}.pt")
 
 
+def preferences(folder: Path) -> None:
+    """Make texts, preferred answers and prompts for TRL's scripts, a model, and a reward for short answers."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    chance = np.random.default_rng(0)
+    for name, count in (("train", 64), ("validation", 8)):
+        rows = [{key: " ".join(chance.choice(WORDS, n)) for key, n in ANSWERS.items()} for _ in range(count)]
+        prompts = [{"prompt": row["prompt"]} for row in rows]
+        texts = [{"text": f"{row['prompt']} {row['chosen']}"} for row in rows]
+        for kind, made in (("texts", texts), ("pairs", rows), ("prompts", prompts)):
+            _dataset(folder / kind, "plain", name, made)
+    size: dict[str, Any] = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = LlamaConfig(**size, intermediate_size=64, num_key_value_heads=2, eos_token_id=3, pad_token_id=0)
+    LlamaForCausalLM(config).save_pretrained(folder / "model")
+    _tokenizer(folder / "model")
+    reward = "def few(completions, **_):\n    return [-float(len(set(each.split()))) for each in completions]\n"
+    (folder / "words.py").write_text(reward, encoding="utf-8")
+
+
+ANSWERS = {"prompt": 5, "chosen": 6, "rejected": 3}
+"""Words of each part; a text's answer ends with one token more."""
+
+
 def none(folder: Path) -> None:
     """Make nothing: the script draws its own."""
 
@@ -109,4 +132,4 @@ if __name__ == "__main__":
     import os
 
     os.environ["HF_HUB_OFFLINE"] = "1"
-    {each.__name__: each for each in (tokens, glue, digits, none)}[sys.argv[1]](Path(sys.argv[2]))
+    {each.__name__: each for each in (tokens, glue, digits, preferences, none)}[sys.argv[1]](Path(sys.argv[2]))
