@@ -145,9 +145,9 @@ class GreenCallback(TrainerCallback, ExportableState):
         """Return the tokens that the trainer itself has counted so far, over all ranks; None: it counts none."""
         if args.include_num_input_tokens_seen not in ("no", False):
             return int(state.num_input_tokens_seen) * self._driver.ulysses  # before context parallel cuts sequences
-        # TRL counts unasked, without padding (1.16): GRPO and RLOO in the state, the others here. Its log's num_tokens.
+        # TRL counts unasked, without padding (1.16): GRPO and RLOO in the state, the others here (GOLD not: 0).
         own = getattr(calling(Trainer), "_total_train_tokens", None)
-        return None if own is None else int(own or state.num_input_tokens_seen)
+        return None if own is None else int(own or state.num_input_tokens_seen) or None
 
     def _start(self, args: Any, model: Any, trainer: Any, *, training: bool = True) -> None:
         accelerator = getattr(trainer, "accelerator", None)

@@ -424,13 +424,15 @@ def test_tokens_are_those_that_trl_counts_and_prints_unasked(callback: GreenCall
     caller = Caller(callback)
     caller._total_train_tokens = 0  # type: ignore[attr-defined]
     _begin(caller)
+    callback._driver.add({"input_ids": torch.zeros(2, 8, dtype=torch.int64)})
+    caller.tell("on_step_end")  # of a trainer that has the counter and does not use it (GOLD)
     counts: list[tuple[int, int]] = [(30, 0), (30, 0), (70, 0)]  # SFT and DPO, without padding
     counts += [(0, 90), (0, 90), (0, 150)]  # GRPO, which counts what it generates for several steps
     for total, seen in counts:
         caller._total_train_tokens, caller.state.num_input_tokens_seen = total, seen  # type: ignore[attr-defined]
         caller.tell("on_step_end")
     told = [mark[0] for mark in callback.session.told if isinstance(mark, tuple)]  # type: ignore[attr-defined]
-    assert told[-6:] == [30, 0, 40, 20, 0, 60]
+    assert told[-7:] == [16, 30, 0, 40, 20, 0, 60]
 
 
 def test_gears_need_the_model_before_it_is_prepared_and_bind_the_optimizer_that_steps(callback: GreenCallback) -> None:
