@@ -218,12 +218,13 @@ def run(script: Script, variant: Variant, folder: Path) -> Outcome:
     exit_code, left = _run([sys.executable, *shlex.split(words)], place, folder)
     outputs = {name: (folder / name).read_text(encoding="utf-8", errors="replace") for name in ("stdout", "stderr")}
     chance = re.compile(script.chance)
-    losses, noted = {}, re.sub("[0-9]+", "N", str(folder))
+    losses = {}
     for path in sorted((folder / "probes").iterdir()):
         probed = json.loads(path.read_text(encoding="utf-8"))
         rank = probed["rank"]
         losses[rank] = probed["losses"]
-        left.update({f"{what.replace(noted, '')} (rank {rank})": n for what, n in probed["left"].items()})
+        for what, n in probed["left"].items():
+            left[f"{CHANCE.sub('N', what.replace(str(folder), ''))} (rank {rank})"] += n
     for name in ("home", "tmp"):
         left.update(f"file {CHANCE.sub('N', f'{name}/{each}')}" for each in _files(folder / name))
     made = [each for each in _files(place) if each not in at_first and not each.startswith("runs/")]
