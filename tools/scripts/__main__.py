@@ -16,6 +16,7 @@ import argparse
 import collections
 import hashlib
 import json
+import math
 import os
 import re
 import shlex
@@ -176,8 +177,9 @@ def differences(plain: Outcome, green: Outcome, variant: Variant) -> list[str]:
         if list(before) != list(after):
             at = next((i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), len(after))
             found.append(f"losses of rank {rank}: {len(before)} and {len(after)}, the first that differs is {at}")
-    if not any(plain.losses.values()):
-        found.append("no loss was seen: there is nothing to compare")
+    seen = [float.fromhex(loss) for of in plain.losses.values() for loss in of]
+    if not seen or not all(map(math.isfinite, seen)):
+        found.append(f"{len(seen)} losses were seen plainly, or some are no numbers: there is nothing to compare")
     if list(plain.weights) != list(green.weights):
         found.append(f"weights: {len(plain.weights)} files and {len(green.weights)}, whose values differ")
     found += [f"printed only plainly: {line}" for line in plain.printed - green.printed]
