@@ -207,6 +207,8 @@ def _not_body(name: str, linear: Any, owners: dict[int, list[str]], last_of: nn.
     shared = [owner for owner in owners[id(linear.weight)] if owner != (f"{name}.weight" if name else "weight")]
     if shared:
         return f"its weight is tied to {shared[0]}"
+    if last_of is not None and parts[-1:] == ["fc"]:  # ResNet and others of torchvision and timm; elsewhere a body's
+        return "it is the last layer and its name ends in 'fc': an output layer stays in high precision"
     for module in last_of.modules() if last_of is not None else ():
         if isinstance(module, nn.Embedding) and _sides(linear)[::-1] == tuple(module.weight.shape):
             return "it is the last layer and has the shape of the embedding: an output layer stays in high precision"

@@ -68,6 +68,12 @@ def test_a_head_of_any_other_name_is_known_by_its_shape_and_place() -> None:
     assert chosen(model) == ["1", "2"]
 
 
+def test_a_head_called_fc_is_known_by_its_place() -> None:
+    model = nn.ModuleDict({"body": nn.ModuleDict({"fc": nn.Linear(128, 128)}), "fc": nn.Linear(128, 128)})
+    assert chosen(model) == ["body.fc"]
+    assert "the last layer" in why_not(model, "fc")
+
+
 def test_two_layers_of_one_weight_are_tied_but_one_layer_in_two_places_is_not() -> None:
     one, other = nn.Linear(128, 128), nn.Linear(128, 128)
     other.weight = one.weight
