@@ -25,7 +25,11 @@ def _with_callback(trainer: Any, adapter: str) -> None:
     @functools.wraps(init)
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
         made_by = importlib.import_module(adapter).GreenCallback
-        bound = signature.bind_partial(self, *args, **kwargs)
+        try:
+            bound = signature.bind_partial(self, *args, **kwargs)
+        except TypeError:
+            init(self, *args, **kwargs)  # which says so in its own words
+            return
         told = bound.arguments.get("callbacks")
         told = [] if told is None else list(told) if isinstance(told, (list, tuple)) else [told]
         if not any(isinstance(each, made_by) for each in told):
