@@ -23,7 +23,7 @@ import torch
 import yaml
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
-from lightning.pytorch.tuner import Tuner
+from lightning.pytorch.tuner.tuning import Tuner
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
