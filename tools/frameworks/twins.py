@@ -85,7 +85,7 @@ def tokenizer(special: Sequence[str], end: str, padding: str | None, template: s
     made.decoder = decoders.ByteLevel()
     made.add_special_tokens(list(special))
     begin = special[0] if special is LLAMA or special[0] == "<s>" else None
-    wrapped = PreTrainedTokenizerFast(
+    wrapped = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=made, bos_token=begin, eos_token=end, pad_token=padding, model_max_length=4096
     )
     if template:

@@ -39,7 +39,7 @@ def _watch() -> None:
 
     # Where a Reducer goes after its group was destroyed, ~ProcessGroupGloo of torch 2.13 joins, with the interpreter's
     # lock, threads that may wait for it: such scripts hang at their end now and then, also plainly.
-    torch.nn.parallel.DistributedDataParallel.__init__ = kept
+    torch.nn.parallel.DistributedDataParallel.__init__ = kept  # type: ignore[method-assign]
 
 
 def _write() -> None:
