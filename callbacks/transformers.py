@@ -41,7 +41,7 @@ class GreenCallback(TrainerCallback, ExportableState):
     ``predict`` before or after it is a phase ``eval`` of the same run: nothing is booked in between. Every log of
     the Trainer carries ``green/energy_j``, ``green/power_w``, ``green/emissions_g``, ``green/tokens_per_j`` and
     ``green/g_per_ktoken`` to the ``report_to`` loggers, for all ranks whose files rank 0 can see (``green/ranks``
-    counts them); :attr:`log_history` keeps them, and what ``train`` returns has the last. The Trainer's own state and
+    counts them); ``log_history`` keeps them, and what ``train`` returns has the last. The Trainer's own state and
     what ``evaluate`` returns hold none: two equal trainings compare equal, no search sums joules into its objective,
     and no table of a model card gets a column more.
 

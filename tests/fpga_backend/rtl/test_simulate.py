@@ -115,8 +115,8 @@ def test_a_model_is_built_once_and_anew_when_its_source_changes(models: Path, od
     changed = tmp_path / "gt_tile.v"
     changed.write_text("no Verilog", encoding="ascii")
     with pytest.raises(DeviceError, match=r"verilator_bin failed \(1\)(.|\n)*gt_tile.v"):
-        build(dataclasses.replace(design, sources=(*design.sources[:-1], changed)), models)
-    assert not list(models.glob(".build-*"))
+        build(dataclasses.replace(design, sources=(*design.sources[:-1], changed)), tmp_path)
+    assert not list(tmp_path.glob(".build-*"))
 
 
 def test_missing_programs_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
