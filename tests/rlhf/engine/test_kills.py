@@ -63,7 +63,7 @@ def test_a_storm_of_kills_leaves_the_weights_of_the_sequential_run(
     assert found.waited == (0 if home or again else kills)
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [1, pytest.param(8, marks=pytest.mark.long)])
 @needs_xrt
 def test_a_worker_of_the_whole_xrt_chain_killed_at_random(tmp_path: Path, kills: int) -> None:
     seed = int(os.environ.get("GREENTRAIN_SEED", random.randrange(2**31)))
