@@ -65,6 +65,7 @@ class GreenCallback(TrainerCallback, ExportableState):
         """Figures of each log, with its ``step``."""
         self._training = False
         self._seen_tokens = 0
+        self._counts_unasked = False
         self._engine = False
 
     def phase(self, phase: Phase) -> AbstractContextManager[None]:
@@ -139,6 +140,7 @@ class GreenCallback(TrainerCallback, ExportableState):
         self._start(args, kwargs["model"], trainer)
         self._hook(kwargs["model"])
         self._training = True
+        self._counts_unasked = hasattr(trainer, "_total_train_tokens")
         self._seen_tokens = self._counted(args, state) or 0
 
     def _counted(self, args: Any, state: Any) -> int | None:
@@ -146,7 +148,7 @@ class GreenCallback(TrainerCallback, ExportableState):
         if args.include_num_input_tokens_seen not in ("no", False):
             return int(state.num_input_tokens_seen) * self._driver.ulysses  # before context parallel cuts sequences
         # TRL counts unasked, without padding (1.16): GRPO and RLOO in the state, the others here (GOLD not: 0).
-        own = getattr(calling(Trainer), "_total_train_tokens", None)
+        own = getattr(calling(Trainer), "_total_train_tokens", None) if self._counts_unasked else None
         return None if own is None else int(own or state.num_input_tokens_seen) or None
 
     def _start(self, args: Any, model: Any, trainer: Any, *, training: bool = True) -> None:

@@ -17,16 +17,18 @@ import contextlib
 import os
 import subprocess
 import sys
-import tarfile
 import tempfile
 import tomllib
-import urllib.request
 import xml.etree.ElementTree
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tools.sources import fetch, unpacked
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 HERE: Final = Path(__file__).resolve().parent
@@ -140,24 +142,15 @@ def _compare_some(runs: "Runs", modes: Sequence[str], tests: str, select: str | 
 def fetched(suite: Suite, scratch: Path) -> Path:
     """Return the folder of the suite's own repository at the version that is installed."""
     address = suite.archive.format(version=version(suite.name).partition("+")[0])
-    wanted = {f"{address}/{file}": scratch / "source" / file for file in suite.files}
-    archive = scratch / "archive.tar.gz"
-    for each, path in (wanted or {address: archive}).items():
-        print(f"fetching {each}", file=sys.stderr)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            urllib.request.urlretrieve(each, path)
-        except OSError as error:
-            told = f"{each} cannot be fetched ({error}): give a checkout, --source {suite.name}=DIR"
-            raise SystemExit(told) from None
-    if wanted:
-        for folder in {path.parent for path in wanted.values()} - {scratch / "source" / suite.folder}:
-            (folder / "__init__.py").touch()  # test/optim: without one our optim goes before it, wherever on the path
-        return scratch / "source"
-    with tarfile.open(archive) as members:
-        members.extractall(scratch / "source", filter="data")
-    (folder,) = (scratch / "source").iterdir()
-    return folder
+    remedy = f"give a checkout, --source {suite.name}=DIR"
+    if not suite.files:
+        return unpacked(address, scratch, remedy)
+    source = scratch / "source"
+    for file in suite.files:
+        fetch(f"{address}/{file}", source / file, remedy)
+    for folder in {(source / file).parent for file in suite.files} - {source / suite.folder}:
+        (folder / "__init__.py").touch()  # test/optim: without one our optim goes before it, wherever on the path
+    return source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

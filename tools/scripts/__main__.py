@@ -24,16 +24,18 @@ import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 import tomllib
-import urllib.request
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tools.sources import unpacked
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 HERE: Final = Path(__file__).resolve().parent
@@ -116,7 +118,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         script = scripts[name]
         with tempfile.TemporaryDirectory(prefix="scripts-") as scratch:
             given = sources.get(name)
-            source = Path(given).resolve() if given else fetched(script, Path(scratch))
+            remedy = f"give a folder of that commit, --source {name}=DIR"
+            source = Path(given).resolve() if given else unpacked(script.archive, Path(scratch), remedy)
             folder = (args.keep or Path(scratch)).resolve() / name
             prepare(script, source, folder / "project")
             for told, variant in script.variants.items():
@@ -329,21 +332,6 @@ def _work(runs: Path) -> dict[str, int] | None:
     return (
         {name: sum(getattr(of, name) for of in totals) for name in ("steps", "tokens", "samples")} if totals else None
     )
-
-
-def fetched(script: Script, scratch: Path) -> Path:
-    """Return the folder of the project at the commit of the diff."""
-    print(f"fetching {script.archive}", file=sys.stderr)
-    path = scratch / "archive.tar.gz"
-    try:
-        urllib.request.urlretrieve(script.archive, path)
-    except OSError as error:
-        told = f"{script.archive} cannot be fetched ({error})"
-        raise SystemExit(f"{told}: give a folder of that commit, --source {script.name}=DIR") from None
-    with tarfile.open(path) as archive:
-        archive.extractall(scratch / "source", filter="data")
-    (folder,) = (scratch / "source").iterdir()
-    return folder
 
 
 if __name__ == "__main__":
