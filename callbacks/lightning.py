@@ -25,8 +25,8 @@ with try_import("lightning") as _imports:
     from lightning.pytorch.utilities.model_helpers import is_overridden
 _imports.check()
 
-CARD = ".model_card.yaml"
-"""Ending of the file beside a checkpoint that holds its footprint."""
+CARDS = "model_cards"
+"""Folder in that of the run with the footprint of each checkpoint; beside it, one would be loaded or counted as one."""
 PAUSE_CHECKPOINT = "greentrain-pause.ckpt"
 """Written to the Trainer's root folder before the plan pauses or a budget ends the run; the next one replaces it."""
 
@@ -127,24 +127,15 @@ class GreenCallback(Callback):
             if hasattr(optimizer, "register_step_post_hook"):
                 after = None if pl_module.automatic_optimization else Phase.FORWARD
                 self._driver.hook(optimizer.register_step_post_hook, functools.partial(self._driver.enter, after))
-        save, remove = trainer.save_checkpoint, trainer.strategy.remove_checkpoint
-        gone: set[str] = set()
+        save = trainer.save_checkpoint
 
         @functools.wraps(save)
         def carded(filepath: Any, *args: Any, **kwargs: Any) -> None:
             save(filepath, *args, **kwargs)
-            gone.discard(str(filepath))
-            if "://" not in str(filepath):
-                self.session.write_card(f"{filepath}{CARD}", keep=lambda: str(filepath) not in gone)
-
-        @functools.wraps(remove)
-        def removed(filepath: Any) -> None:
-            remove(filepath)
-            gone.add(str(filepath))  # its footprint may just be being written
-            never_raises(Path(f"{filepath}{CARD}").unlink)(missing_ok=True)
+            if self.session.folder is not None:
+                self.session.write_card(self.session.folder / CARDS / f"{os.path.basename(filepath)}.yaml")
 
         self._driver.replace(trainer, "save_checkpoint", carded)
-        self._driver.replace(trainer.strategy, "remove_checkpoint", removed)
         self._driver.wrap(trainer, "save_checkpoint", Phase.CHECKPOINT, then=self.session.checkpoint)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -820,15 +820,15 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
             self._leave()
 
     @never_raises
-    def write_card(self, path: str | Path, wait_s: float = 0.0, keep: Callable[[], bool] = lambda: True) -> None:
-        """Write what the run has emitted until now beside a checkpoint, as metadata of a model card; on rank 0 alone.
+    def write_card(self, path: str | Path, wait_s: float = 0.0) -> None:
+        """Write what the run has emitted until now as metadata of a model card; on rank 0 alone.
 
         A thread does so; where the one before still writes, none is written. Never raises.
 
         Args:
-            path: A ``README.md``, in which only ``co2_eq_emissions`` of the metadata changes, or a file of YAML.
+            path: A ``README.md``, in which only ``co2_eq_emissions`` of the metadata changes, or a file of YAML, whose
+                folder is made where it is missing.
             wait_s: Longest wait for it (s).
-            keep: Whether what is described is still there, asked once the file is written; else the file goes, too.
         """
         run = self._run or self._last
         if run is None or run.topology.rank != 0 or not (self._card is None or self._card.has_ended):
@@ -840,9 +840,9 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
 
             if not run.closed:
                 run.book_now()
-            write_model_card(RunReport.read(run.folder).summary, Path(path))
-            if not keep():
-                Path(path).unlink(missing_ok=True)
+            summary = RunReport.read(run.folder).summary
+            Path(path).parent.mkdir(exist_ok=True)
+            write_model_card(summary, Path(path))
 
         self._card = BackgroundCall("greentrain-card", write)
         if wait_s:

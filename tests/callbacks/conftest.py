@@ -163,7 +163,7 @@ class Told:
     def metrics(self) -> dict[str, float]:
         return {"green/energy_j": 1.0 if self.running else 2.0}
 
-    def write_card(self, path: Any, wait_s: float = 0.0, keep: Any = None) -> None:
+    def write_card(self, path: Any, wait_s: float = 0.0) -> None:
         self.told.append(f"card {path}")
 
     def checkpoint(self) -> None:

@@ -27,9 +27,11 @@ from lightning.pytorch.tuner.tuning import Tuner
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
-from greentrain.callbacks.lightning import CARD, PAUSE_CHECKPOINT, GreenCallback, _check_world, _loss
+from greentrain.callbacks.lightning import CARDS, PAUSE_CHECKPOINT, GreenCallback, _check_world, _loss
+from greentrain.control.launch.checkpoints import newest
 from greentrain.errors import ConfigError, GreenTrainWarning
 from greentrain.ledger.reader import read_run
+from greentrain.report.fleet.find import find_runs
 from tests.callbacks.conftest import CONTEXT, POWER_W, Gears, Recorder, TinyLM, Told, text_loader
 from tests.helpers.child import in_a_child
 
@@ -157,16 +159,20 @@ def test_no_logger_and_no_logging_are_fine(tmp_path: Path, recorder: Make) -> No
     _trainer(tmp_path, GreenCallback(recorder()), log_every_n_steps=0).fit(Module(), text_loader())
 
 
-def test_each_checkpoint_has_its_footprint_beside_it(tmp_path: Path, recorder: Make) -> None:
-    session, module = recorder(), Module()
+def test_the_footprint_of_a_checkpoint_is_in_it_and_in_the_run_folder(tmp_path: Path, recorder: Make) -> None:
+    session, module, kept = recorder(), Module(), tmp_path / "kept"
     module.sleep_s = 0.05
-    saver = ModelCheckpoint(tmp_path / "kept", every_n_train_steps=2, save_top_k=1)
+    saver = ModelCheckpoint(kept, every_n_train_steps=2, save_top_k=1)
     _trainer(tmp_path, GreenCallback(session), saver, enable_checkpointing=True).fit(module, text_loader())
-    names = sorted(path.name for path in (tmp_path / "kept").iterdir())
-    assert names == ["epoch=0-step=8.ckpt", f"epoch=0-step=8.ckpt{CARD}"], "those of removed checkpoints went with them"
-    card = yaml.safe_load((tmp_path / "kept" / names[1]).read_text(encoding="utf-8"))["co2_eq_emissions"]
-    assert 0 < card["emissions"] <= session.totals().operational_g * 1.01 + 1e-4
-    assert "of electricity" in card["source"]
+    assert [path.name for path in kept.iterdir()] == ["epoch=0-step=8.ckpt"], "programs load whatever lies there"
+    held = torch.load(kept / "epoch=0-step=8.ckpt", weights_only=True)["callbacks"]["GreenCallback"]["totals"]
+    assert 0 < held["energy_j"] <= session.totals().energy_j and held["operational_g"] > 0
+    assert session.folder is not None
+    card = yaml.safe_load((session.folder / CARDS / "epoch=0-step=8.ckpt.yaml").read_text(encoding="utf-8"))
+    assert 0 < card["co2_eq_emissions"]["emissions"] <= session.totals().operational_g * 1.01 + 1e-4
+    assert "of electricity" in card["co2_eq_emissions"]["source"]
+    assert [found.folder for found in find_runs(session.folder.parent)] == [session.folder]
+    assert newest(session.folder).newest is None
 
 
 @pytest.mark.parametrize("folder_lost", [False, True])
@@ -352,7 +358,7 @@ def test_the_callback_can_be_sent_to_spawned_processes(tmp_path: Path) -> None:
 
 _DDP = """
 import sys, torch, lightning as L
-from greentrain.callbacks.lightning import CARD, PAUSE_CHECKPOINT, GreenCallback, _check_world, _loss
+from greentrain.callbacks.lightning import GreenCallback
 from tests.callbacks.test_lightning import Module
 from tests.callbacks.conftest import text_loader
 torch.set_num_threads(1)
@@ -473,7 +479,7 @@ class Logger:
 
 def _stub(folder: Path, **changed: Any) -> Any:
     """A Trainer as far as its hooks tell of it."""
-    logger, strategy = Logger(), SimpleNamespace(remove_checkpoint=print)
+    logger, strategy = Logger(), SimpleNamespace()
     known = {
         "global_rank": 0, "world_size": 1, "local_rank": 0, "num_devices": 1, "strategy": strategy,
         "model": None, "optimizers": [], "global_step": 0, "should_stop": False, "log_every_n_steps": 4,
@@ -515,21 +521,16 @@ def test_a_plan_gets_its_checkpoint_and_its_end_from_the_trainer(callback: Green
     assert trainer.saved == [tmp_path / PAUSE_CHECKPOINT]
 
 
-def test_a_footprint_that_is_just_being_written_goes_with_its_checkpoint(
-    callback: GreenCallback, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("told_path", ["kept/a.ckpt", Path("kept/a.ckpt"), "s3://bucket/kept/a.ckpt"])
+def test_the_footprint_of_a_checkpoint_anywhere_is_in_the_run_folder(
+    callback: GreenCallback, told: list[Any], tmp_path: Path, told_path: str | Path
 ) -> None:
-    """Steps of a millisecond, of which each saves a checkpoint and removes the one before."""
-    trainer, path = _stub(tmp_path), tmp_path / "a.ckpt"
-    keeps: list[Callable[[], bool]] = []
-    monkeypatch.setattr(callback.session, "write_card", lambda path, keep: keeps.append(keep))
-    callback.setup(trainer, Module(), "fit")
+    trainer = _stub(tmp_path)
+    callback.session.folder = tmp_path / "run"  # type: ignore[misc]
     callback.on_train_start(trainer, Module())
-    trainer.save_checkpoint(path)
-    assert keeps[0]()
-    trainer.strategy.remove_checkpoint(str(path))
-    assert not keeps[0]()
-    trainer.save_checkpoint(path)
-    assert keeps[1](), "of this name there is one again"
+    trainer.save_checkpoint(told_path)
+    assert trainer.saved == [told_path]
+    assert f"card {tmp_path / 'run' / CARDS / 'a.ckpt.yaml'}" in told
 
 
 def test_rank_0_alone_logs_and_only_a_fit_logs_its_end(callback: GreenCallback, tmp_path: Path) -> None:

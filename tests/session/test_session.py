@@ -5,6 +5,7 @@ import io
 import json
 import math
 import pickle
+import shutil
 import signal
 import time
 import types
@@ -179,11 +180,15 @@ def test_a_copy_has_the_figures_and_no_run(tmp_path: Path, made: Callable[[Green
     assert closed.totals().energy_j > 0
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_a_footprint_of_what_is_gone_by_then_goes_too(tmp_path: Path, there: bool) -> None:
+def test_a_footprint_makes_its_folder_and_no_run_anew(tmp_path: Path) -> None:
     with _session(tmp_path) as green:
-        green.write_card(tmp_path / "a.ckpt.model_card.yaml", wait_s=10.0, keep=lambda: there)
-    assert (tmp_path / "a.ckpt.model_card.yaml").exists() == there
+        assert green.folder is not None
+        green.write_card(green.folder / "model_cards" / "a.ckpt.yaml", wait_s=10.0)
+    assert (green.folder / "model_cards" / "a.ckpt.yaml").exists()
+    shutil.rmtree(green.folder)
+    with pytest.warns(GreenTrainWarning, match="does not exist"):
+        green.write_card(green.folder / "model_cards" / "b.ckpt.yaml", wait_s=10.0)
+    assert not green.folder.exists()
 
 
 def test_it_is_a_decorator(tmp_path: Path) -> None:
