@@ -168,12 +168,31 @@ def free_run_id(folder: Path, name: str, topology: Topology, nth: int, environ: 
     return launch_run_id(name, topology, nth, environ)
 
 
+def run_of_session(folder: Path, session: str, since_unix_s: float) -> Path | None:
+    """Return the folder of the last run that other processes made with a session that they were given; None: of none.
+
+    Args:
+        folder: The parent of the run folders.
+        session: The session's name, which they note in run.json.
+        since_unix_s: When the session was made (s since the epoch).
+    """
+    found: dict[float, Path] = {}
+    for path in folder.glob(f"*/{RUN_JSON}"):
+        with contextlib.suppress(OSError, RunFolderError):
+            at_s = path.stat().st_mtime
+            if at_s > since_unix_s - _CLOCKS_S and read_object(path).get("session") == session:
+                found[at_s] = path.parent
+    return found[max(found)] if found else None
+
+
 def is_finished(journal: Path) -> bool:
     """Return True if the last line of a rank's journal says that its run came to its end."""
     record = last_record(journal) or {}
     return record.get("kind") == "close" and record.get("reason") == "finished"
 
 
+_CLOCKS_S: Final = 3600.0
+"""Most by which the clock of a file server may be behind (s): older runs are not even opened."""
 PLAN: Final = "plan.json"
 ESTIMATE: Final = "estimate.json"
 """What was estimated before the run: copied from ``run.estimate``, or by ``greentrain estimate --into RUN``."""

@@ -29,6 +29,7 @@ import functools
 import itertools
 import json
 import os
+import secrets
 import signal
 import sys
 import threading
@@ -46,7 +47,8 @@ from greentrain.control.controller import Controller, is_engine
 from greentrain.control.launcher_protocol import EXIT_REQUEUE
 from greentrain.errors import ConfigError, SessionError
 from greentrain.ledger.active_run import CLOSE_S, HURRY_MARKS, SAVE_S, ActiveRun, metrics_of
-from greentrain.ledger.run_folder import STATE_FORMAT, ResumeState, choose_run_id, grid_time_of
+from greentrain.ledger.reader import read_run
+from greentrain.ledger.run_folder import STATE_FORMAT, ResumeState, choose_run_id, grid_time_of, run_of_session
 from greentrain.ledger.totals import Totals
 from greentrain.policy.action_table import ActionTable
 from greentrain.power.detect import open_run_meter
@@ -410,6 +412,9 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
         self._last: ActiveRun | None = None
         self._copied: tuple[Totals, Path | None] = Totals(), None
         """Figures of the session that this is a copy of."""
+        self._home = secrets.token_hex(8), os.getpid(), time.time()
+        """By which name runs of processes that were given this session are found (none: not sent since its own last
+        run), the process that made it, and when (s since the epoch)."""
         self._closing: ActiveRun | None = None
         """Being closed, or left half closed by an interrupt."""
         self._hook: ShutdownHook | None = None
@@ -422,8 +427,7 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
         self._pid = os.getpid()
         self.parameters: int | None = None
         """Number of parameters of the watched model, for carbon per parameter."""
-        self.report_path: Path | None = None
-        """report.html of the last closed run (rank 0)."""
+        self._report_path: Path | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy or a pickle gets: how the session was made, and its figures, but no run, thread or hook.
@@ -433,12 +437,15 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
         made: dict[str, Any] = {"config": self.config, "topology": self._topology, "clock": self._clock}
         made |= {"meter": self._meter, "extra_meters": self._extra_meters, "data_parallel": self._data_parallel}
         made["signal"] = None if self._own_signal else self._signal
-        figures = {"_copied": (self.totals(), self.folder), "report_path": self.report_path}
+        if not self._home[0]:
+            self._home = secrets.token_hex(8), *self._home[1:]
+        figures = {"_copied": (self.totals(), self.folder), "_report_path": self.report_path, "_home": self._home}
         return {"made": made, "figures": figures | {"parameters": self.parameters, "_resume": self._resume}}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         GreenSession.__init__(self, **state["made"])
-        vars(self).update(state["figures"])
+        same = self._home[1] == state["figures"]["_home"][1]  # a copy there has children of its own
+        vars(self).update(state["figures"], **({"_home": self._home} if same else {}))
 
     # -- life --------------------------------------------------------------------------------------------------
 
@@ -464,7 +471,7 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
         for watched in self._phase_hooks.watched:  # before start
             self._work.look(watched)
         self._starts += 1
-        self.report_path = None
+        self._report_path = None
         run_id = self._run_id(place)
         grid_time = grid_time_of(self._placed, run_id, self._controller.began_unix_s or self._clock.unix_s())
         signal, price = self._signal, self._price
@@ -493,12 +500,14 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
             if self.config.run.live and place.rank == 0:
                 self._viewers.open_line()
             run.start()
-            run.know(grid=None if grid_time.is_real else dataclasses.asdict(grid_time))
+            given = None if self._home[1] == os.getpid() else self._home[0]
+            run.know(grid=None if grid_time.is_real else dataclasses.asdict(grid_time), session=given)
             keep_estimate(self._estimate, run)
             self._controller.started(run, self._signal, grid_time, price=self._price, resumed=self._resume is not None)
             self._resume = None
             self._run = self._last = run
             self._pid = os.getpid()
+            self._home = given or "", *self._home[1:]
             self._queue_marks_into(run)
             self._hook = ShutdownHook(self.close, self._on_handled_sigterm)
             self._hook.install()
@@ -574,8 +583,15 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
 
     @property
     def folder(self) -> Path | None:
-        """Folder of the current or last run; None before the first start."""
-        return self._copied[1] if self._last is None else self._last.folder
+        """Folder of the current or last run; None before the first start. See :meth:`totals` for spawned processes."""
+        return self._of_children() or (self._copied[1] if self._last is None else self._last.folder)
+
+    @property
+    def report_path(self) -> Path | None:
+        """report.html of the last closed run (rank 0)."""
+        theirs = self._of_children()
+        page = theirs and theirs / "report.html"
+        return page if page and page.exists() else self._report_path
 
     # -- marks: each call only queues one ------------------------------------------------------------------------
 
@@ -753,9 +769,21 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
     def totals(self) -> Totals:
         """Return the totals of this rank, resumed parts included, as of the last booking. Reads no sensor.
 
-        After ``close`` they are final.
+        After ``close`` they are final. Where processes that were spawned or forked here have trained with this session,
+        as those of ``ddp_spawn``, they are those of all ranks of their last run, as its folder tells.
         """
+        theirs = self._of_children()
+        read = theirs and never_raises(read_run)(theirs)
+        return read.totals if read else self._own_totals()
+
+    def _own_totals(self) -> Totals:
         return self._copied[0] if self._last is None else self._last.ledger.totals
+
+    def _of_children(self) -> Path | None:
+        name, pid, made_unix_s = self._home
+        if not name or pid != os.getpid() or self._run is not None:
+            return None
+        return run_of_session(Path(self._placed.run.dir), name, made_unix_s)
 
     def metrics(self) -> dict[str, float]:
         """Return figures for a logger: ``green/energy_j`` and so on. What is not known is left out.
@@ -813,7 +841,7 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
         if run is None:
             return
         # the books are late, and hold the steps that a crash undid
-        steps = self._controller.steps or self.totals().steps
+        steps = self._controller.steps or self._own_totals().steps
         run.event("checkpoint", f"checkpoint after {steps} steps", steps=steps)
         run.save()
         if self._controller.checkpointed():
@@ -861,7 +889,7 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
             "format": STATE_FORMAT,
             "run_id": None if self._last is None else self._last.run_id,
             "rank": None if self._last is None else self._last.topology.rank,
-            "totals": self.totals().to_dict(),
+            "totals": self._own_totals().to_dict(),
             **self._controller.state_dict(),
         }
         # torch.load(weights_only=True) takes no names that are an enum's, and no number of another library.
@@ -904,7 +932,7 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
 
     def _report(self, run: ActiveRun, reason: str) -> None:
         def write() -> None:
-            self.report_path = report_at_close(run, wait=reason == "finished")
+            self._report_path = report_at_close(run, wait=reason == "finished")
 
         # Who sent a signal waits for the end.
         _at_most(run, "report", CLOSE_S if reason == "sigterm" else REPORT_S, write)

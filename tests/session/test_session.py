@@ -4,6 +4,7 @@ import copy
 import io
 import json
 import math
+import os
 import pickle
 import shutil
 import signal
@@ -178,6 +179,48 @@ def test_a_copy_has_the_figures_and_no_run(tmp_path: Path, made: Callable[[Green
         closed.step(tokens=3)
     assert closed.folder != green.folder and (closed.totals().tokens, green.totals().tokens) == (3, 5)
     assert closed.totals().energy_j > 0
+
+
+def test_whoever_spawned_a_training_has_its_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    green, here = _session(tmp_path), os.getpid()
+
+    def in_a_child(sent: bytes, tokens: int) -> Path | None:
+        monkeypatch.setattr(os, "getpid", lambda: here + 1)
+        made: GreenSession = pickle.loads(sent)
+        with made:
+            made.step(tokens=tokens)
+        folder = made.folder
+        monkeypatch.setattr(os, "getpid", lambda: here)
+        return folder
+
+    for tokens in (5, 6):  # the last run, as where the session itself trains twice
+        folder = in_a_child(pickle.dumps(green), tokens)
+        assert green.folder == folder and green.totals().tokens == tokens and green.totals().energy_j > 0
+        assert folder is not None and green.report_path is None
+        (folder / "report.html").touch()
+        assert green.report_path == folder / "report.html"
+    assert green.state_dict()["run_id"] is None and green.metrics() == {}
+    for made in (copy.copy(green), copy.deepcopy(green)):  # whose figures these were, and no longer are
+        with made:
+            made.step(tokens=7)
+        assert made.totals().tokens == 7 and green.totals().tokens == 6
+    with green:
+        green.step(tokens=8)
+    assert green.totals().tokens == 8
+    in_a_child(pickle.dumps(green), 9)
+    assert green.totals().tokens == 9
+
+
+def test_whoever_forked_a_training_has_its_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    green, pid = _session(tmp_path), os.getpid()
+    child = copy.copy(green)  # the same memory
+    vars(child).update(vars(green) | {"_home": (green._home[0], pid - 1, green._home[2])})
+    with child:
+        child.step(tokens=5)
+    assert green.totals().tokens == 5 and green.folder == child.folder
+    monkeypatch.setattr(session, "read_run", lambda folder: 1 / 0)
+    with pytest.warns(GreenTrainWarning, match="ZeroDivisionError"):
+        assert green.totals() == Totals()
 
 
 def test_a_footprint_makes_its_folder_and_no_run_anew(tmp_path: Path) -> None:
@@ -923,7 +966,7 @@ def test_the_report_is_named_where_a_person_looks(played: Played, monkeypatch: p
     named: list[object] = []
     monkeypatch.setattr(session, "name_report", named.append)
     monkeypatch.setattr("sys.stderr", types.SimpleNamespace(isatty=lambda: tty, write=lambda text: None))
-    played.report_path = Path("report.html")
+    played._report_path = Path("report.html")
     played._name_report()
     assert named == ([Path("report.html")] if tty else [])
     monkeypatch.setattr("sys.stderr", None)
