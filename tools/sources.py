@@ -1,9 +1,14 @@
 """Sources of other projects, fetched for the time of a run."""
 
+import subprocess
 import sys
 import tarfile
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[1]
 
 
 def fetch(address: str, path: Path, remedy: str) -> None:
@@ -30,3 +35,10 @@ def unpacked(address: str, scratch: Path, remedy: str) -> Path:
         archive.extractall(scratch / "source", filter="data")
     (folder,) = (scratch / "source").iterdir()
     return folder
+
+
+def install(packages: Sequence[str], folder: Path) -> None:
+    """Install packages, without what they depend on, in a folder for PYTHONPATH; nothing where there are none."""
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "-c", str(ROOT / "constraints.txt")]
+    if packages:
+        subprocess.run([*pip, "--target", str(folder), *packages], check=True)

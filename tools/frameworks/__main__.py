@@ -9,7 +9,7 @@
 The suites are those of the installed versions: their archives are fetched, unpacked in a temporary folder, and never
 kept. Each folder of a suite is a run of pytest and a row of the table. A test that passes plainly and not in a mode
 runs once more in both, alone; if it differs again, it is named. The exit status is 1 where one is named that
-suites.toml does not know with its reason.
+suites.toml does not know with its reason, where no test passes plainly, and where GreenTrain was put into nothing.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from typing import Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tools.sources import fetch, unpacked
+from tools.sources import fetch, install, unpacked
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 HERE: Final = Path(__file__).resolve().parent
@@ -104,9 +104,7 @@ def _compare(suite: Suite, modes: Sequence[str], given: str | None, scratch: Pat
     """Print what differs in each mode, and return how many tests nobody knows."""
     folder = Path(given).resolve() if given else fetched(suite, scratch)
     runs = Runs(suite=suite, folder=folder / suite.folder, scratch=scratch, workers=n)
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "-c", str(ROOT / "constraints.txt")]
-    if suite.needs:
-        subprocess.run([*pip, "--target", str(scratch / "needs"), *suite.needs], check=True)
+    install(suite.needs, scratch / "needs")
     if suite.prepare:
         subprocess.run([sys.executable, str(HERE / suite.prepare), str(runs.folder)], check=True)
     return sum(_compare_some(runs, modes, tests, select) for tests in suite.tests)
@@ -117,16 +115,22 @@ def _compare_some(runs: "Runs", modes: Sequence[str], tests: str, select: str | 
     suite = runs.suite
     plain = runs.outcomes("plain", [tests], select)
     passed = {test for test, outcome in plain.items() if outcome == PASSED}
+    if not passed:
+        raise SystemExit(f"{suite.name}: of {len(plain)} tests in {tests} none passes plainly: nothing can differ")
     unknown = 0
-    for mode in modes if passed else ():
+    for mode in modes:
         found = runs.outcomes(mode, [tests], select)
         lost = [test for test in sorted(passed) if found.get(test) != PASSED]
         again: dict[str, dict[str, str]] = {}
         if lost:
             names = dict.fromkeys(test.rpartition("::")[2].partition("[")[0] for test in lost)
             again = {each: runs.outcomes(each, [tests], " or ".join(names), 1) for each in ("plain", mode)}
-            lost = [test for test in lost if again["plain"].get(test) == PASSED != again[mode].get(test)]
-        said = {test: f"{test}: {again[mode].get(test, 'did not run')}" for test in lost}
+            lost = [
+                test
+                for test in lost
+                if again["plain"].get(test, PASSED) == PASSED != again[mode].get(test, found.get(test))
+            ]
+        said = {test: f"{test}: {again[mode].get(test) or found.get(test, 'did not run')}" for test in lost}
         reasons = {test: next((why for part, why in suite.known.items() if part in said[test]), None) for test in lost}
         known = sum(why is not None for why in reasons.values())
         unknown += len(lost) - known
@@ -177,6 +181,8 @@ class Runs:
             subprocess.run(command, cwd=self.folder, env=self._environment(mode), stdout=file, stderr=file, check=False)
         if not report.exists():
             raise SystemExit(f"{self.suite.name}: pytest made no report:\n{log.read_text(encoding='utf-8')[-4000:]}")
+        if mode != "plain" and not (self.scratch / f"{mode}.injected").exists():
+            raise SystemExit(f"{self.suite.name} {mode}: no process imported what GreenTrain is put into")
         return dict(_outcomes(report))
 
     def _environment(self, mode: str) -> dict[str, str]:
@@ -188,6 +194,7 @@ class Runs:
             path = self.scratch / f"{mode}.yaml"
             path.write_text(f"run: {{dir: {self.scratch / 'runs'}}}\n{told}", encoding="utf-8")
             environment |= {"GREENTRAIN_CONFIG": str(path), "GREENTRAIN_INJECT": ",".join(self.suite.inject or [mode])}
+            environment["GREENTRAIN_INJECTED"] = str(self.scratch / f"{mode}.injected")
             paths = [str(HERE / "site"), str(ROOT), *paths]
         return environment | {"PYTHONPATH": os.pathsep.join(paths)}
 

@@ -35,7 +35,7 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tools.sources import unpacked
+from tools.sources import install, unpacked
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 HERE: Final = Path(__file__).resolve().parent
@@ -79,6 +79,8 @@ class Script:
     """By file: texts to replace in both runs, where a script would insist on a GPU."""
     chance: str = r"(?!)"
     """What differs from run to run in what it prints, as a regular expression."""
+    needs: Sequence[str] = ()
+    """Packages that only its scripts need; installed for the time of the run, without what they depend on."""
     known: Mapping[str, str] = field(default_factory=dict)
     """Why something may differ, by a part of the difference's text."""
 
@@ -122,6 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             source = Path(given).resolve() if given else unpacked(script.archive, Path(scratch), remedy)
             folder = (args.keep or Path(scratch)).resolve() / name
             prepare(script, source, folder / "project")
+            install(script.needs, folder / "needs")
             for told, variant in script.variants.items():
                 if told in (args.variant or script.variants):
                     unknown += compare(script, told, variant, folder)
@@ -251,7 +254,7 @@ def _run(words: Sequence[str], place: Path, folder: Path) -> tuple[int, Counter[
     cache = folder.parent / "cache"  # what torch.compile and datasets make, for both
     environment = {
         "PATH": os.environ["PATH"],
-        "PYTHONPATH": os.pathsep.join([str(HERE / "site"), str(ROOT), str(place)]),
+        "PYTHONPATH": os.pathsep.join([str(HERE / "site"), str(ROOT), str(place), str(folder.parents[1] / "needs")]),
         "PYTHONHASHSEED": "0",
         "PYTHONDONTWRITEBYTECODE": "1",
         "OMP_NUM_THREADS": "1",

@@ -125,6 +125,17 @@ ANSWERS = {"prompt": 5, "chosen": 6, "rejected": 3}
 """Words of each part; a text's answer ends with one token more."""
 
 
+def c4(folder: Path) -> None:
+    """Make the texts and the tokenizer that torchtitan keeps for its tests, under the same names."""
+    chance = np.random.default_rng(0)
+    place = folder / "tests" / "assets"
+    for each in ("c4_test", "tokenizer"):
+        (place / each).mkdir(parents=True, exist_ok=True)
+    texts = [{"text": " ".join(chance.choice(WORDS, 40))} for _ in range(400)]
+    (place / "c4_test" / "data.json").write_text("".join(json.dumps(text) + "\n" for text in texts), encoding="utf-8")
+    _tokenizer(place / "tokenizer")
+
+
 def none(folder: Path) -> None:
     """Make nothing: the script draws its own."""
 
@@ -133,4 +144,4 @@ if __name__ == "__main__":
     import os
 
     os.environ["HF_HUB_OFFLINE"] = "1"
-    {each.__name__: each for each in (tokens, glue, digits, preferences, none)}[sys.argv[1]](Path(sys.argv[2]))
+    {each.__name__: each for each in (tokens, glue, digits, preferences, c4, none)}[sys.argv[1]](Path(sys.argv[2]))

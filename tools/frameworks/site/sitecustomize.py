@@ -1,8 +1,8 @@
 """Puts GreenTrain into every Trainer and Accelerator of this process and of those that it starts.
 
 Python imports a module of this name at its start if its folder is on PYTHONPATH. What is injected follows the import
-of the framework, which may come at any time; GREENTRAIN_INJECT names the frameworks, GREENTRAIN_CONFIG the
-configuration (``greentrain.callbacks.CONFIG``).
+of the framework, which may come at any time; GREENTRAIN_INJECT names the frameworks, GREENTRAIN_INJECTED a file that is
+made when one was met, GREENTRAIN_CONFIG the configuration (``greentrain.callbacks.CONFIG``).
 """
 
 import functools
@@ -116,6 +116,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         def executed(module: ModuleType) -> None:
             run(module)
             then(module)
+            open(os.environ.get("GREENTRAIN_INJECTED", os.devnull), "a").close()
 
         spec.loader.exec_module = executed  # type: ignore[method-assign]
         return spec
