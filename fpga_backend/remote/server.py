@@ -299,7 +299,6 @@ class DeviceServer:
         self._instance = uuid4().hex
         self._models = ServedModels(device, lease_s=limits.lease_s)
         self._batches = PendingBatches(most=limits.batches, keep_s=limits.keep_s)
-        self._uploads = tempfile.TemporaryDirectory(prefix="greentrain-uploads-")
         self._host = ThreadHost(
             listener,
             self.answer,
@@ -315,7 +314,6 @@ class DeviceServer:
     def close(self) -> None:
         """Stop listening, end what waits, close every connection. Idempotent."""
         self._batches.close()
-        self._uploads.cleanup()
         self._host.close()
 
     def __enter__(self) -> "DeviceServer":
@@ -399,7 +397,7 @@ class DeviceServer:
         )
 
     def _upload(self, request: HttpRequest, digest: str) -> HttpReply:
-        with tempfile.NamedTemporaryFile(dir=self._uploads.name) as file:
+        with tempfile.NamedTemporaryFile(prefix="greentrain-upload-") as file:
             file.writelines(_pieces(request, self._limits.artifact_bytes))
             file.flush()
             self._models.upload(received(Path(file.name), digest))

@@ -519,6 +519,17 @@ def test_a_server_that_hangs_or_is_killed_in_the_middle(tmp_path: Path) -> None:
         device.close()
 
 
+def test_a_server_keeps_no_temporary_file_that_its_death_would_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with closing(Emulator()) as emulator, serve(emulator, token="0123456789abcdef") as server:
+        device = RemoteDevice(server.url, token=server.token, patience=QUICK)
+        device.load(encoder())
+        assert not list(tmp_path.iterdir()), "neither the client's nor the server's part of the upload"
+        device.close()
+
+
 def test_the_command_ends_when_asked_to(tmp_path: Path) -> None:
     with process("null", tmp_path / "token") as (server, url, token):
         device = RemoteDevice(url, token=token, patience=QUICK)
