@@ -91,7 +91,7 @@ def _tokenizer(folder: Path) -> None:
 
 
 def digits(folder: Path) -> None:
-    """Make the files of pictures and digits that Lightning's demonstrations fetch, of noise."""
+    """Make what Lightning's demonstrations fetch, pictures of noise and their digits, and a script that tunes."""
     import torch
 
     place = folder / "data" / "MNIST" / "complete"
@@ -100,6 +100,49 @@ def digits(folder: Path) -> None:
     for name, count in (("training", 160), ("test", 32)):
         pictures = torch.randint(0, 256, (count, 28, 28), generator=chance, dtype=torch.uint8)
         torch.save((pictures, torch.arange(count) % 10), place / f"{name}.pt")
+    (folder / "tuner.py").write_text(TUNER, encoding="utf-8")
+
+
+TUNER = """import contextlib
+import io
+import logging
+
+import torch
+from lightning.pytorch import Trainer, seed_everything
+from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
+from lightning.pytorch.tuner import Tuner
+from torch.utils.data import DataLoader
+
+
+class Model(BoringModel):
+    def __init__(self):
+        super().__init__()
+        self.lr, self.batch_size = 0.1, 2
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=self.lr)
+
+    def train_dataloader(self):
+        return DataLoader(RandomDataset(32, 64), batch_size=self.batch_size)
+
+
+seed_everything(0)
+model = Model()
+trainer = Trainer(
+    accelerator="cpu",
+    devices=1,
+    max_epochs=2,
+    logger=False,
+    enable_progress_bar=False,
+)
+logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # it tells names of files that are drawn by chance
+tuner = Tuner(trainer)
+tuner.scale_batch_size(model, max_trials=3, steps_per_trial=2)
+with contextlib.redirect_stderr(io.StringIO()):  # its bar is drawn by the clock
+    tuner.lr_find(model, num_training=20)
+print(model.batch_size, model.lr)
+trainer.fit(model)
+"""
 
 
 def preferences(folder: Path) -> None:
