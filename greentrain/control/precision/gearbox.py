@@ -265,7 +265,7 @@ class GearBox:
                 "this model has the gears of another GreenSession: close that session first, or watch the model once"
             )
         before = vars(inner).get("_original_forward")  # Accelerate's; through ours, where the model had gears before
-        if wrap_forward and "forward" in vars(inner) and not hasattr(before, "_green_geared"):
+        if wrap_forward and before is not None and not hasattr(before, "_green_geared"):
             raise ConfigError(
                 f"the forward of {type(inner).__name__} was replaced already, as Accelerator.prepare does: give the"
                 " model its gears before it is prepared"
@@ -286,8 +286,9 @@ class GearBox:
         if wrap_forward:
             # Another class, not hooks or a forward on the instance: two hooks would leave the context open where the
             # forward raises, and an attribute would be copied and pickled with the model.
+            # What somebody has put on the instance (TRL's fused head, a hook of device_map) runs in the context, too.
             inner._green_box = self  # type: ignore[assignment]
-            inner.__class__ = _geared(type(inner))
+            inner.__class__ = _geared(type(inner), vars(inner).pop("forward", None) if before is None else None)
         self._recompiles.prepare()
 
     def detach(self) -> None:
@@ -303,7 +304,10 @@ class GearBox:
         if "_green_box" in vars(model):
             del vars(model)["_green_box"]
             if "_green_plain" in vars(type(model)):  # else FSDP 2 has derived a class from ours, and keeps it
+                replaced = vars(type(model))["_green_replaced"]
                 model.__class__ = type(model)._green_plain  # type: ignore[attr-defined]
+                if replaced:
+                    vars(model).setdefault("forward", replaced[0])
         self._recompiles.stop()
 
     def context(self, device_type: str, training: bool = True) -> torch.autocast:
@@ -426,34 +430,37 @@ def _usual_eval(gears: Sequence[Gear]) -> Gear:
     return Gear.BF16 if Gear.BF16 in gears else min(gears, key=list(Gear).index)
 
 
-def _geared(plain: type[nn.Module]) -> type[nn.Module]:
-    """Return a class like the model's own whose forward runs in the box's context."""
+def _geared(plain: type[nn.Module], replaced: Any) -> type[nn.Module]:
+    """Return a class like the model's own whose forward, or what stood in its place, runs in the box's context."""
+    run = plain.forward if replaced is None else lambda _, *args, **kwargs: replaced(*args, **kwargs)
 
     class Geared(plain):  # type: ignore[misc, valid-type]
         _green_plain = plain
+        _green_replaced = () if replaced is None else (replaced,)  # in a tuple, as no method of this class
 
-        @functools.wraps(plain.forward)
+        @functools.wraps(getattr(replaced, "__func__", plain.forward))
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             if "_green_box" not in vars(self):  # detached, but Accelerate keeps this as the model's original forward
-                return plain.forward(self, *args, **kwargs)
+                return run(self, *args, **kwargs)
             device = next((p.device.type for p in self.parameters()), "cpu")
             with self._green_box.context(device, self.training):
-                output = plain.forward(self, *args, **kwargs)
+                output = run(self, *args, **kwargs)
             return _to_fp32(output) if self._green_box.fp32_outputs else output
 
         def __reduce_ex__(self, protocol: Any) -> Any:
-            return _plain(super().__reduce_ex__(protocol), plain)
+            return _plain(super().__reduce_ex__(protocol), plain, replaced)
 
     Geared.forward._green_geared = True  # type: ignore[attr-defined]
     Geared.__name__, Geared.__qualname__, Geared.__module__ = plain.__name__, plain.__qualname__, plain.__module__
     return Geared
 
 
-def _plain(reduced: Any, plain: type) -> Any:
+def _plain(reduced: Any, plain: type, replaced: Any) -> Any:
     """Return how to rebuild the plain model where pickle and deepcopy were told how to rebuild the shifting one."""
     function, args, state, *more = reduced
     if isinstance(state, Mapping):
         state = {key: value for key, value in state.items() if key != "_green_box"}
+        state = state if replaced is None else {"forward": replaced, **state}
     if function is copyreg.__newobj__:  # type: ignore[attr-defined]
         # pickle refuses it for another class than the object's own
         function, args = copyreg._reconstructor, (plain, object, None)  # type: ignore[attr-defined]

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import gc
+import inspect
 import io
 import logging
 import pickle
@@ -496,9 +497,49 @@ def test_a_model_belongs_to_one_session_and_a_session_to_one_model() -> None:
     assert again.model is net
 
 
-def test_a_forward_that_somebody_has_replaced_is_refused_unless_a_framework_enters_the_context() -> None:
-    net = Net()
-    vars(net)["forward"] = torch.relu
+def _prepared(net: Net) -> Net:
+    """Replace a forward as Accelerate does where it trains in mixed precision."""
+    original = vars(net)["_original_forward"] = net.forward
+
+    def mixed(self: Net, *args: Any, **kwargs: Any) -> Any:
+        with torch.autocast("cpu"):
+            return original(*args, **kwargs)
+
+    vars(net)["forward"] = types.MethodType(mixed, net)
+    return net
+
+
+def _fused(self: Net, x: Tensor, scale: float = 1.0, *, fused: bool = False) -> dict[str, Tensor]:
+    """Stand in place of the forward of one model, as TRL's fused head does, or as a hook of a device map."""
+    return {**Net.forward(self, x, scale), "fused": torch.tensor([fused])}
+
+
+def test_a_forward_that_stands_on_the_model_itself_runs_in_the_gears_and_comes_back() -> None:
+    net, gears = Net(), box("bf16", "fp8")
+    own = vars(net)["forward"] = types.MethodType(_fused, net)
+    gears.attach(net)
+    said = net(X, fused=True)
+    assert said["dtype"].item() and said["fused"].item() and gears.entered
+    assert inspect.signature(net.forward) == inspect.signature(own)
+    twin = copy.deepcopy(net)
+    assert type(twin) is Net and twin.forward.__self__ is twin and not twin(X)["dtype"].item()
+    prepared = _prepared(net)
+    assert prepared(X, fused=True)["fused"].item()
+    gears.detach()
+    assert type(net) is Net and prepared(X, fused=True)["fused"].item(), "through what Accelerate keeps of ours"
+    gears.attach(net)
+    gears.entered = False
+    assert prepared(X)["dtype"].item() and gears.entered, "a second training of a model that is prepared"
+    gears.detach()
+    plain = Net()
+    own = vars(plain)["forward"] = types.MethodType(_fused, plain)
+    gears.attach(plain)
+    gears.detach()
+    assert vars(plain)["forward"] is own and type(plain) is Net
+
+
+def test_a_forward_that_accelerate_has_prepared_is_refused_unless_a_framework_enters_the_context() -> None:
+    net = _prepared(Net())
     with pytest.raises(ConfigError, match="the forward of Net was replaced already"):
         box("bf16").attach(net)
     gears = box("bf16")
