@@ -122,6 +122,12 @@ class GreenCallback(TrainerCallback, ExportableState):
         return loader
 
     def _gear(self, trainer: Any, model: Any) -> None:
+        own, before = vars(model), vars(model).get("_original_forward")
+        if self.session.gears is not None and before is not None and not hasattr(before, "_green_geared"):
+            # An evaluate has prepared the model, whose autocast would stand inside of ours. train prepares it again.
+            own["forward"] = own.pop("_original_forward")
+            if getattr(before, "__func__", None) is type(model).forward:
+                del own["forward"]
         self._driver.gear(model, device=trainer.args.device, scaler=trainer.accelerator.scaler)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

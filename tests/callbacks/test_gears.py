@@ -4,6 +4,7 @@ import copy
 import functools
 import itertools
 import json
+import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -404,6 +405,18 @@ def test_a_trainer_trains_the_same_model_twice_and_evaluates_between(tmp_path: P
         assert type(model) is Model and type(model.up) is nn.Linear
         trainer.evaluate(Tokens())
     assert [gear for gear, _ in model.seen] == ["fp8"] * 4
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_model_that_an_evaluation_has_prepared_gets_its_gears(tmp_path: Path, fused: bool) -> None:
+    callback, model = TransformersCallback(_fp8(tmp_path / "runs")), Model()
+    if fused:  # as TRL's trainers replace the forward of what they train
+        vars(model)["forward"] = types.MethodType(Model.forward, model)
+    trainer = _trainer(tmp_path, [callback], model, bf16=True)
+    before = trainer.evaluate(Tokens())["eval_loss"]
+    trainer.train()
+    assert [gear for gear, _ in model.seen] == ["fp8"] * 2
+    assert type(model) is Model and trainer.evaluate(Tokens())["eval_loss"] < before
 
 
 class Failing(Trainer):
