@@ -432,7 +432,9 @@ def _usual_eval(gears: Sequence[Gear]) -> Gear:
 
 def _geared(plain: type[nn.Module], replaced: Any) -> type[nn.Module]:
     """Return a class like the model's own whose forward, or what stood in its place, runs in the box's context."""
-    run = plain.forward if replaced is None else lambda _, *args, **kwargs: replaced(*args, **kwargs)
+    run: Callable[..., Any] = (
+        plain.forward if replaced is None else lambda _, *args, **kwargs: replaced(*args, **kwargs)
+    )
 
     class Geared(plain):  # type: ignore[misc, valid-type]
         _green_plain = plain
