@@ -33,10 +33,11 @@ def test_is_alone(which):
 def test_fails_plainly():
     assert Trainer().callbacks
 def test_fails_once():
-    seen = Path(__file__).with_name("seen")
-    there = seen.exists()
-    seen.touch()
-    assert there or not Trainer().callbacks
+    if Trainer().callbacks:
+        seen = Path(__file__).with_name("seen")
+        there = seen.exists()
+        seen.touch()
+        assert there, "first"
 """
 SUITES = """
 [pytest]
@@ -92,6 +93,7 @@ def test_what_differs_is_known_or_named(suite: Path, capsys: pytest.CaptureFixtu
     assert [line.split(": ", 2)[1:] for line in named] == [
         ["test_made_up::test_counts_callbacks", "it counts callbacks"],
         ["test_made_up::test_is_alone[b]", "AssertionError: boom"],
+        ["test_made_up::test_fails_once", "once among the others, not alone: AssertionError: first"],
     ]
 
 
