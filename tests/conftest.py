@@ -1,9 +1,11 @@
-"""Hygiene for every test: no thread, child process or environment variable is left behind."""
+"""Hygiene for every test: no thread, child process, environment variable or temporary file is left behind."""
 
 import contextlib
 import gc
 import itertools
 import os
+import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -28,6 +30,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     tiers.add_options(parser)
 
 
+_SCRATCH: Final = pytest.StashKey[Path]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give this process, its workers and all children a temporary folder of their own, whose name is short for sockets.
+
+    What a test's own folder is made of (``tmp_path``) stays where pytest keeps that of its last three runs, and what
+    torch compiled in ``build``.
+    """
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(config.rootpath / "build" / "inductor"))
+    config.stash[_SCRATCH] = Path(tempfile.mkdtemp(prefix="gt"))
+    config.stash[_SCRATCH].chmod(0o1777)  # as /tmp: munged refuses less, and tests have children of other users
+    os.environ["TMPDIR"] = tempfile.tempdir = str(config.stash[_SCRATCH])
+
+
 def pytest_collection() -> None:
     """Walk over no library's objects while test files import them: fifteen times most of a second."""
     gc.disable()
@@ -40,9 +58,12 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def pytest_unconfigure() -> None:
-    """Let the interpreter take down at its end what was imported: some libraries call the rest a leak."""
-    gc.unfreeze()
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove the temporary folder, and let the interpreter take down at its end what was imported."""
+    gc.unfreeze()  # some libraries call what is not taken down a leak
+    scratch = config.stash[_SCRATCH]
+    os.environ["TMPDIR"] = tempfile.tempdir = str(scratch.parent)
+    shutil.rmtree(scratch, ignore_errors=True)  # a child that was killed left something, or still writes
 
 
 @pytest.hookimpl(trylast=True)
@@ -68,11 +89,12 @@ def claim_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(autouse=True)
-def no_leaks(claim_folders: Iterator[Path]) -> Iterator[None]:
-    """Fail a test that leaves a thread, a child process or a changed environment variable."""
+def no_leaks(claim_folders: Iterator[Path], pytestconfig: pytest.Config) -> Iterator[None]:
+    """Fail a test that leaves a thread, a child process, a changed environment variable or a temporary file of ours."""
     environ = dict(os.environ)
     threads = set(threading.enumerate())
     children = _children(os.getpid())
+    files = _files(pytestconfig.stash[_SCRATCH])
     claimed = next(claim_folders)
     claimed.mkdir(mode=0o700)
     os.environ["GREENTRAIN_CLAIMS_DIR"] = str(claimed)
@@ -89,6 +111,8 @@ def no_leaks(claim_folders: Iterator[Path]) -> Iterator[None]:
     assert not changed, f"environment variables changed: {sorted(changed)}"
     assert not _new_threads(threads), f"threads left: {_new_threads(threads)}"
     assert not _new_children(children), f"processes left: {_new_children(children)}"
+    left = _files(pytestconfig.stash[_SCRATCH]) - files
+    assert not left, f"temporary files left: {sorted(left)}"
 
 
 _LISTED: Final = Path(f"/proc/self/task/{os.getpid()}/children").exists()
@@ -101,6 +125,11 @@ _OWN_VARIABLES = {
     "TORCHINDUCTOR_CACHE_DIR",
     "PYGAME_HIDE_SUPPORT_PROMPT",  # of gymnasium, when it is imported
 }
+
+
+def _files(folder: Path) -> set[str]:
+    """Return our temporary files; what other libraries leave where a child of theirs is killed, the end removes."""
+    return {name for name in os.listdir(folder) if name.startswith("greentrain-") and "-traces-" not in name}
 
 
 def _new_threads(before: set[threading.Thread]) -> list[str]:

@@ -271,10 +271,9 @@ def test_a_compiled_conv1d_is_one_graph_a_gear() -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own, inside its compiler
 @pytest.mark.parametrize("scaling", ["tensorwise", "rowwise"])
-def test_inductor_gives_the_numbers_of_eager(scaling: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inductor_gives_the_numbers_of_eager(scaling: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor import config
 
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR", "")  # inductor sets it; undone with this test
     torch._dynamo.reset()
     backend = choose_backend("scaled_mm", torch.device("cpu"), scaling)
