@@ -3,7 +3,7 @@
 The real bindings read the fake driver, whose true joules are known; beside it stands a door before each GPU, which can
 hang for as long as a test likes and puts nonsense into readings. The training never waits, the end is bounded, what one
 GPU suffers costs no other a joule, and what is booked is what was used while a GPU could be read; the rest is missing.
-``GREENTRAIN_DEVICE_STORM_S`` says how long it storms (30 s; 600 before a release); ``GREENTRAIN_CHAOS_SEED`` gives a
+``GREENTRAIN_DEVICE_STORM_S`` says how long it storms (15 s; 600 before a release); ``GREENTRAIN_CHAOS_SEED`` gives a
 seed that failed.
 """
 
@@ -33,7 +33,7 @@ from tests.helpers.chaos_seed import chaos_seed
 if TYPE_CHECKING:
     from tests.integration.conftest import Lab
 
-SECONDS = float(os.environ.get("GREENTRAIN_DEVICE_STORM_S", "30"))
+SECONDS = float(os.environ.get("GREENTRAIN_DEVICE_STORM_S", "15"))
 SEED = chaos_seed()
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(SECONDS + 600.0)]
 GPUS = 8

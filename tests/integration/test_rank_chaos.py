@@ -2,7 +2,7 @@
 
 Each round is one job on gloo, drawn from a seed. At its end all ranks have one run, their books sum to what the fake
 driver really used and to the tokens that were really trained, and no call of ours has held the training up. For
-``GREENTRAIN_RANK_CHAOS_S`` seconds (30; 600 before a release) rounds follow each other; ``GREENTRAIN_CHAOS_SEED``
+``GREENTRAIN_RANK_CHAOS_S`` seconds (15; 600 before a release) rounds follow each other; ``GREENTRAIN_CHAOS_SEED``
 gives a seed that failed.
 """
 
@@ -24,7 +24,7 @@ from tests.helpers.ports import free_port
 if TYPE_CHECKING:
     from tests.integration.conftest import Lab, Script
 
-SECONDS = float(os.environ.get("GREENTRAIN_RANK_CHAOS_S", "30"))
+SECONDS = float(os.environ.get("GREENTRAIN_RANK_CHAOS_S", "15"))
 SEED = chaos_seed()
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(SECONDS + 600.0)]
 STEPS = 60
