@@ -397,10 +397,10 @@ class DeviceServer:
         )
 
     def _upload(self, request: HttpRequest, digest: str) -> HttpReply:
-        with tempfile.NamedTemporaryFile(prefix="greentrain-upload-") as file:
+        with tempfile.TemporaryFile() as file:  # without a name, as whoever kills the server would leave it behind
             file.writelines(_pieces(request, self._limits.artifact_bytes))
             file.flush()
-            self._models.upload(received(Path(file.name), digest))
+            self._models.upload(received(Path(f"/dev/fd/{file.fileno()}"), digest))
         return _json({})
 
     def _load(self, request: HttpRequest, client: str) -> HttpReply:

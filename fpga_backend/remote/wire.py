@@ -5,6 +5,7 @@ with its manifest as the metadata of safetensors.
 """
 
 import json
+import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -199,7 +200,7 @@ PIECE_BYTES = 2**20
 
 
 class Upload:
-    """The bytes of an artifact, as often as they are asked for, out of a temporary file that its end takes away.
+    """The bytes of an artifact, as often as they are asked for, out of a file that has no name any more.
 
     Raises:
         ArtifactError: A tensor is of a type that cannot be sent, or there is no room for the file.
@@ -207,25 +208,25 @@ class Upload:
 
     def __init__(self, artifact: Artifact) -> None:
         manifest = {"contract": contract.VERSION, "source": artifact.source, "program": artifact.program.to_json()}
-        self._folder = tempfile.TemporaryDirectory(prefix="greentrain-upload-")
-        self._path = Path(self._folder.name, "artifact")
         try:
-            save_file(dict(artifact.tensors), self._path, metadata={"artifact": json.dumps(manifest)})
+            with tempfile.TemporaryDirectory(prefix="greentrain-upload-") as folder:
+                path = Path(folder, "artifact")
+                save_file(dict(artifact.tensors), path, metadata={"artifact": json.dumps(manifest)})
+                self._file = path.open("rb")
         except Exception as error:  # safetensors raises its own type, OSError or ValueError
-            self._folder.cleanup()
             raise errors.ArtifactError(f"the artifact cannot be sent to another machine: {error}") from error
-        self.nbytes = self._path.stat().st_size
+        self.nbytes = self._file.seek(0, os.SEEK_END)
 
     def __iter__(self) -> Iterator[bytes]:
-        with self._path.open("rb") as file:
-            while piece := file.read(PIECE_BYTES):
-                yield piece
+        self._file.seek(0)
+        while piece := self._file.read(PIECE_BYTES):
+            yield piece
 
     def __enter__(self) -> "Upload":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._folder.cleanup()
+        self._file.close()
 
 
 def received(path: Path, digest: str) -> Artifact:

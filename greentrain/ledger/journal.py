@@ -89,7 +89,7 @@ class Journal:
         self._waiting: deque[tuple[bytes, bytes]] = deque()
         self._taken: deque[bytes] = deque()
         """Lines with their number, of the writer alone."""
-        self._ending = self._closed = self._unsynced = False
+        self._ending = self._closed = self._unsynced = self._refused = False
         self._warn = once(warn)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -139,13 +139,13 @@ class Journal:
         self._writer.ask()
 
     def flush(self, wait_s: float = 1.0) -> bool:
-        """Try to write every line that waits; return True if none is left.
+        """Try to write every line that waits; return True if none of them is left, but perhaps later ones.
 
         Args:
             wait_s: Longest time to wait (s); 0 only asks.
         """
-        self._writer.ask(wait_s)
-        return not self.unwritten
+        ended = self._writer.ask(wait_s)
+        return not self.unwritten or (ended and not self._refused)
 
     def close(self, wait_s: float = 1.0) -> bool:
         """Write what waits and close the file; return True if all of it is written. Idempotent.
@@ -160,7 +160,8 @@ class Journal:
         return not self.unwritten
 
     def _write(self) -> None:
-        if self._fd < 0:
+        self._refused = self._fd < 0
+        if self._refused:
             return
         ending = self._ending  # looked at before the lines, as the last one was queued before
         try:
@@ -176,10 +177,11 @@ class Journal:
                 if self._taken:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
+            self._refused = True
             self._warn(f"{self.path} cannot be written ({error.strerror}); up to {WAITING_LINES} lines wait in memory")
         self._beside()
         if ending:
-            self._closed = True
+            self._closed = self._refused = True
             self._syncer.stop(0.0)
 
     def _take(self) -> bool:

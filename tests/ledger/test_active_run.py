@@ -106,6 +106,7 @@ def test_a_disk_that_hangs_holds_up_no_checkpoint(tmp_path: Path, monkeypatch: p
     for name in ("book_now", "save"):
         monkeypatch.setattr(getattr(active_run.ActiveRun, name), "__defaults__", (wait_s,))
     monkeypatch.setattr(active_run, "SAVE_S", wait_s)
+    monkeypatch.setattr(active_run, "CLOSE_S", 1.0)  # it waits in vain for a device that hangs in fsync
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         with _session(tmp_path) as green:

@@ -153,6 +153,30 @@ def test_lines_are_written_while_fsync_hangs(tmp_path: Path, monkeypatch: pytest
     disk.go_on.set()
 
 
+def test_lines_of_others_that_come_meanwhile_are_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(tmp_path / "rank-00000.jsonl")
+    asked, go_on, write = journal._writer.ask, threading.Event(), os.write
+
+    def ask(wait_s: float = 0.0) -> bool:
+        ended = asked(wait_s)
+        if wait_s and not go_on.is_set():  # another thread appends before the first looks what is left
+            monkeypatch.setattr(os, "write", lambda fd, data: go_on.wait(WAIT_S) and write(fd, data))
+            journal.append({"kind": "event", "by": "another"})
+        return ended
+
+    monkeypatch.setattr(journal._writer, "ask", ask)
+    journal.append({"kind": "event", "by": "one"})
+    assert journal.flush(WAIT_S) and journal.unwritten
+    assert _numbers(journal.path) == [1]
+    go_on.set()
+    assert journal.close(WAIT_S)
+    assert _numbers(journal.path) == [1, 2]
+    journal.append({"kind": "event"})
+    assert not journal.flush(WAIT_S)  # the file is closed
+
+
 def test_a_line_counts_once_wherever_a_full_disk_cuts_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     room = [0]
     real = os.write
@@ -167,9 +191,9 @@ def test_a_line_counts_once_wherever_a_full_disk_cuts_it(tmp_path: Path, monkeyp
     for cut in range(2 * line + 2):
         journal = Journal(tmp_path / str(cut) / "rank-00000.jsonl")
         room[0] = cut
-        for _ in range(2):
-            journal.append({"kind": "event"})
         with pytest.warns(GreenTrainWarning, match="No space") if cut < 2 * line - 1 else contextlib.nullcontext():
+            for _ in range(2):
+                journal.append({"kind": "event"})
             assert journal.flush(WAIT_S) == (cut >= 2 * line - 1)  # but for its end, all is there
         room[0] = 1000
         journal.append({"kind": "event"})
