@@ -132,8 +132,8 @@ class GreenCallback(Callback):
         @functools.wraps(save)
         def carded(filepath: Any, *args: Any, **kwargs: Any) -> None:
             save(filepath, *args, **kwargs)
-            if self.session.folder is not None:
-                self.session.write_card(self.session.folder / CARDS / f"{os.path.basename(filepath)}.yaml")
+            if (folder := self.session.folder) is not None:
+                self.session.write_card(folder / CARDS / f"{os.path.basename(filepath)}.yaml")
 
         self._driver.replace(trainer, "save_checkpoint", carded)
         self._driver.wrap(trainer, "save_checkpoint", Phase.CHECKPOINT, then=self.session.checkpoint)
