@@ -15,6 +15,8 @@ START: Final = "2022-06-15T06:00Z"
 DAY_H: Final = 24.0
 SHARE: Final = 0.5
 """Of the day that the training needs: the rest is what a plan has to choose from."""
+MARGIN_S: Final = 5400.0
+"""Of the day before the deadline (11 s of the clock): this machine may be slower later than when its steps were timed."""
 
 
 def with_steps_that_fit(settings: Settings) -> Settings:
@@ -44,6 +46,6 @@ def day_config(settings: Settings) -> dict[str, dict[str, object]]:
     return sections | {
         "carbon": sections["carbon"] | {"replay_start": START, "speed": speed},
         "precision": {"gears": ["fp32", "bf16"]},
-        "policy": {"name": "mpc", "tokens": tokens, "deadline_h": DAY_H, "decide_s": 1800.0},
+        "policy": {"name": "mpc", "tokens": tokens, "deadline_h": DAY_H, "decide_s": 1800.0, "margin_s": MARGIN_S},
         "actuators": {"checkpoint": False},
     }

@@ -214,10 +214,8 @@ class GearBox:
     def __init__(self, config: PrecisionConfig) -> None:
         self._config, self.fp32_outputs = config, config.fp32_outputs
         self.gears = tuple(Gear(gear) for gear in config.gears)
-        self.eval_gear = Gear(config.eval_gear) if config.eval_gear else _usual_eval(self.gears)
-        """Gear of everything in eval mode."""
+        self._evaluate_in(Gear(config.eval_gear) if config.eval_gear else _usual_eval(self.gears))
         # Forward reads a dtype and a string: dynamo 2.13 sets no guard on an enum that is a dictionary's key.
-        self._eval_dtype, self._eval_low = AUTOCAST.get(self.eval_gear), _low(self.eval_gear)
         self._gear, self._dtype, self._low = self.gears[0], AUTOCAST.get(self.gears[0]), _low(self.gears[0])
         self.low = tuple(gear for gear in self.gears if gear.is_low)
         """Those that need layers of their own."""
@@ -272,6 +270,8 @@ class GearBox:
             )
         device = device or next((p.device for p in inner.parameters()), torch.device("cpu"))
         check_gears(model, self.gears, device)
+        if self._config.eval_gear is None:
+            self._evaluate_in(_usual_eval(self.gears, device))
         self.model, self.entered = inner, False
         try:
             if self.low:
@@ -385,6 +385,11 @@ class GearBox:
         if state.get("gear") in [str(gear) for gear in self.gears]:
             self._shift(Gear(state["gear"]))
 
+    def _evaluate_in(self, gear: Gear) -> None:
+        self.eval_gear = gear
+        """Gear of everything in eval mode."""
+        self._eval_dtype, self._eval_low = AUTOCAST.get(gear), _low(gear)
+
     def _shift(self, gear: Gear) -> None:
         self._gear, self._dtype, self._low = gear, AUTOCAST.get(gear), _low(gear)
 
@@ -426,8 +431,10 @@ def _low(gear: Gear) -> str:
     return gear.value if gear.is_low else ""
 
 
-def _usual_eval(gears: Sequence[Gear]) -> Gear:
-    return Gear.BF16 if Gear.BF16 in gears else min(gears, key=list(Gear).index)
+def _usual_eval(gears: Sequence[Gear], device: torch.device | None = None) -> Gear:
+    # A processor that oneDNN has no BF16 for (x86 before AVX-512) emulates it: a forward took six times as long as in FP32.
+    slow = device is not None and device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return Gear.BF16 if Gear.BF16 in gears and not slow else min(gears, key=list(Gear).index)
 
 
 def _geared(plain: type[nn.Module], replaced: Any) -> type[nn.Module]:

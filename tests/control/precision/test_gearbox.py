@@ -588,6 +588,20 @@ def test_evaluation_runs_in_bf16_where_it_can_else_in_the_most_exact_gear() -> N
     assert gears.runs_fp8(training=False) and not gears.runs_fp8(training=True)
 
 
+@pytest.mark.parametrize(("native", "usual"), [(True, Gear.BF16), (False, Gear.FP32)])
+def test_evaluation_is_not_left_to_a_processor_that_emulates_bf16(
+    native: bool, usual: Gear, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: native)
+    gears, told = box("fp32", "bf16"), box("fp32", "bf16", eval_gear="bf16")
+    for each, gear in ((gears, usual), (told, Gear.BF16)):
+        net = Net()
+        each.attach(net)
+        assert each.eval_gear is gear
+        with each.context("cpu", training=False):
+            assert torch.is_autocast_enabled("cpu") is (gear is Gear.BF16)
+
+
 def test_half_outputs_come_back_as_fp32_wherever_they_are_and_others_as_they_are() -> None:
     ids, half = torch.ones(2, dtype=torch.int64), torch.ones(2, dtype=torch.float16)
     double = torch.ones(2, dtype=torch.float64)
