@@ -496,8 +496,8 @@ class PrecisionConfig:
     """Smallest width of a layer that runs in 8 or 4 bits: below, scaling costs more than it saves (nanochat's fp8.py:
     128)."""
     eval_gear: GearName | None = None
-    """Gear of evaluation, so that its curves compare; None: BF16, or the most precise gear without it, and on a processor
-    that emulates BF16."""
+    """Gear of evaluation, so that its curves compare; None: BF16, or the most precise gear without it, and on a
+    processor that emulates BF16."""
     fp32_outputs: bool = True
     """Return what the model returns in 16 bits as FP32. False: as computed, where logits beside a loss are large."""
     cast_once: bool = False

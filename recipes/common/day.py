@@ -16,7 +16,7 @@ DAY_H: Final = 24.0
 SHARE: Final = 0.5
 """Of the day that the training needs: the rest is what a plan has to choose from."""
 MARGIN_S: Final = 5400.0
-"""Of the day before the deadline (11 s of the clock): this machine may be slower later than when its steps were timed."""
+"""Of the day before the deadline (11 s of the clock): a machine may be slower later than when its steps were timed."""
 
 
 def with_steps_that_fit(settings: Settings) -> Settings:
