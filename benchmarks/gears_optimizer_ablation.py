@@ -106,6 +106,8 @@ class Bench:
     """Stretches of one gear, of which the first is twice as long."""
     segment: int = SEGMENT
     window: int = WINDOW
+    validated: int = 512
+    """Blocks of text on which the loss of a trained model is measured."""
 
     @property
     def steps(self) -> int:
@@ -185,7 +187,7 @@ class Bench:
     @torch.no_grad()
     def validation(self, model: nn.Module) -> float:
         """Return the validation loss in FP32 (nats a token)."""
-        val = Blocks(self.text.val, self.size.context, limit=512)
+        val = Blocks(self.text.val, self.size.context, limit=self.validated)
         return float(np.mean([model(**batch).item() for batch in DataLoader(val, batch_size=64)]))
 
 
@@ -196,11 +198,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--into", type=Path, help="also put the tables into this text, between their marks")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
-    text = corpus(vocab=512, max_bytes=4_000_000)
+    text = corpus(vocab=512, max_bytes=1_000_000 if args.quick else 4_000_000)
     size = Size(vocab=text.vocab, width=64, layers=2, heads=2, context=64)
     bench = Bench(text=text, size=size, seeds=SEEDS, segments=5)
     if args.quick:
-        bench = Bench(text=text, size=size, seeds=2, segments=3, segment=4, window=2)
+        bench = Bench(text=text, size=size, seeds=2, segments=3, segment=4, window=2, validated=64)
     runs = train_all(bench)
     ablation, rows = ablation_table(bench, runs)
     tables = [ablation, theorem_table(bench, runs[PLAIN][0])]

@@ -11,7 +11,7 @@ from tools.scripts.__main__ import HERE, Outcome, Variant, differences, main, re
 
 VARIANT = Variant(run="train.py", steps=2, tokens=8)
 PLAIN = Outcome(
-    losses={"0": ["0x1.8p+1", "0x1.4p+1"]}, printed=Counter(["loss 2.5"]), weights=["ab"], told=Counter(["a warning"])
+    losses={"0-0": ["0x1.8p+1", "0x1.4p+1"]}, printed=Counter(["loss 2.5"]), weights=["ab"], told=Counter(["a warning"])
 )
 GREEN = replace(PLAIN, work={"steps": 2, "tokens": 8, "samples": 0})
 
@@ -24,9 +24,12 @@ def test_equal_runs_do_not_differ() -> None:
     ("change", "told"),
     [
         ({"exit_code": 1, "told": Counter(["boom"])}, "exit status 1: boom"),
-        ({"losses": {"0": ["0x1.8p+1", "0x1.5p+1"]}}, "losses of rank 0: 2 and 2, the first that differs is 1"),
-        ({"losses": {"0": ["0x1.8p+1"]}}, "losses of rank 0: 2 and 1, the first that differs is 1"),
-        ({"losses": {}}, "losses of rank 0: 2 and 0, the first that differs is 0"),
+        (
+            {"losses": {"0-0": ["0x1.8p+1", "0x1.5p+1"]}},
+            "losses 0-0: 2 and 2, the first that differs is 1",
+        ),
+        ({"losses": {"0-0": ["0x1.8p+1"]}}, "losses 0-0: 2 and 1, the first that differs is 1"),
+        ({"losses": {}}, "losses 0-0: 2 and 0, the first that differs is 0"),
         ({"printed": Counter(["loss 2.5", "hello"])}, "printed only with it: hello"),
         ({"printed": Counter()}, "printed only plainly: loss 2.5"),
         ({"weights": ["cd"]}, "weights: 1 files and 1, whose values differ"),
@@ -44,7 +47,7 @@ def test_a_script_that_fails_plainly_or_never_trains_proves_nothing() -> None:
     assert differences(replace(PLAIN, exit_code=1), GREEN, VARIANT) == [
         "it fails plainly, with exit status 1: a warning"
     ]
-    for losses in ({}, {"0": ["0x1.8p+1", "nan"]}):
+    for losses in ({}, {"0-0": ["0x1.8p+1", "nan"]}):
         (told,) = differences(replace(PLAIN, losses=losses), replace(GREEN, losses=losses), VARIANT)
         assert "nothing to compare" in told
 
@@ -85,7 +88,7 @@ PATCH = f"""--- a/train.py
 +        loss = torch.Tensor(loss + step)
 @@ -9,0 +12,6 @@
 +import shutil
-+shutil.copytree({str(RUN)!r}, "runs/x")
++shutil.copytree({str(RUN)!r}, "runs/x" + "".join(sys.argv[1:]))
 +if "otherwise" in sys.argv:
 +    print("a word of ours", file=sys.stderr)
 +    open("left.txt", "w").close()
@@ -108,6 +111,7 @@ data = "none"
 chance = "done .*"
 known."left.txt" = "the one file that is known"
 variants.alike = {{ run = "train.py", steps = {STEPS}, tokens = {TOKENS} }}
+variants.twice = {{ run = "train.py", then = "train.py again", steps = {2 * STEPS}, tokens = {2 * TOKENS} }}
 variants.otherwise = {{ run = "train.py otherwise", steps = {STEPS + 1}, tokens = {TOKENS} }}
 """,
     }
@@ -117,14 +121,19 @@ variants.otherwise = {{ run = "train.py otherwise", steps = {STEPS + 1}, tokens 
     (tmp_path / "site").symlink_to(HERE / "site")
     monkeypatch.setattr(scripts, "HERE", tmp_path)
     told = ["tiny", "--source", f"tiny={tmp_path / 'project'}"]
-    assert main([*told, "--variant", "alike"]) == 0
+    assert main([*told, "--variant", "alike", "--variant", "twice"]) == 0
     assert main([*told, "--variant", "otherwise"]) == 1
     said = capsys.readouterr()
     rows = [line for line in said.out.splitlines() if line.startswith("| tiny")]
     work = f"| {STEPS} | {TOKENS} | {SAMPLES} |"
-    assert rows == [f"| tiny | alike | 3 {work} 0 | 0 |", f"| tiny | otherwise | 3 {work} 9 | 1 |"]
+    twice = f"| {2 * STEPS} | {2 * TOKENS} | {2 * SAMPLES} |"
+    assert rows == [
+        f"| tiny | alike | 3 {work} 0 | 0 |",
+        f"| tiny | twice | 6 {twice} 0 | 0 |",
+        f"| tiny | otherwise | 3 {work} 9 | 1 |",
+    ]
     assert {line.split(": ", 1)[1] for line in said.err.splitlines()} == {
-        "losses of rank 0: 3 and 3, the first that differs is 1",
+        "losses 0-0: 3 and 3, the first that differs is 1",
         "printed only plainly: loss 0.5",
         "printed only plainly: loss 0.3333333333333333",
         "printed only with it: loss 1.5",

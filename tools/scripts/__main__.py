@@ -59,6 +59,8 @@ class Variant:
     steps: int
     tokens: int = 0
     samples: int = 0
+    then: str = ""
+    """Words of a second command in the same folder, as of one that resumes; empty: there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +93,7 @@ class Outcome:
 
     exit_code: int = 0
     losses: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """By rank, as hexadecimal numbers: every tensor on which backward was called."""
+    """By command and rank (``0-1``), as hexadecimal numbers: every tensor on which backward was called."""
     printed: Counter[str] = field(default_factory=Counter)
     weights: Sequence[str] = ()
     """A SHA-256 for each file of tensors, in the order of their names."""
@@ -178,11 +180,11 @@ def differences(plain: Outcome, green: Outcome, variant: Variant) -> list[str]:
         return [f"it fails plainly, with exit status {plain.exit_code}: {_last(plain.told)}"]
     if green.exit_code:
         found.append(f"exit status {green.exit_code}: {_last(green.told - plain.told)}")
-    for rank, before in plain.losses.items():
-        after = green.losses.get(rank, ())
+    for place, before in plain.losses.items():
+        after = green.losses.get(place, ())
         if list(before) != list(after):
             at = next((i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), len(after))
-            found.append(f"losses of rank {rank}: {len(before)} and {len(after)}, the first that differs is {at}")
+            found.append(f"losses {place}: {len(before)} and {len(after)}, the first that differs is {at}")
     seen = [float.fromhex(loss) for of in plain.losses.values() for loss in of]
     if not seen or not all(map(math.isfinite, seen)):
         found.append(f"{len(seen)} losses were seen plainly, or some are no numbers: there is nothing to compare")
@@ -222,17 +224,20 @@ def run(script: Script, variant: Variant, folder: Path) -> Outcome:
     at_first = set(_files(place))
     for each in ("home", "tmp", "probes"):
         (folder / each).mkdir()
-    words = variant.run.format(args=script.args, torchrun=TORCHRUN)
-    exit_code, left = _run([sys.executable, *shlex.split(words)], place, folder)
+    exit_code, left = 0, Counter[str]()
+    for number, words in enumerate(filter(None, (variant.run, variant.then))):
+        if not exit_code:
+            words = words.format(args=script.args, torchrun=TORCHRUN)
+            exit_code, there = _run([sys.executable, *shlex.split(words)], place, folder, number)
+            left += there
     outputs = {name: (folder / name).read_text(encoding="utf-8", errors="replace") for name in ("stdout", "stderr")}
     chance = re.compile(script.chance)
     losses = {}
     for path in sorted((folder / "probes").iterdir()):
         probed = json.loads(path.read_text(encoding="utf-8"))
-        rank = probed["rank"]
-        losses[rank] = probed["losses"]
+        losses[path.stem] = probed["losses"]
         for what, n in probed["left"].items():
-            left[f"{CHANCE.sub('N', what.replace(str(folder), ''))} (rank {rank})"] += n
+            left[f"{CHANCE.sub('N', what.replace(str(folder), ''))} (rank {probed['rank']})"] += n
     for name in ("home", "tmp"):
         left.update(f"file {CHANCE.sub('N', f'{name}/{each}')}" for each in _files(folder / name))
     made = [each for each in _files(place) if each not in at_first and not each.startswith("runs/")]
@@ -248,8 +253,8 @@ def run(script: Script, variant: Variant, folder: Path) -> Outcome:
     )
 
 
-def _run(words: Sequence[str], place: Path, folder: Path) -> tuple[int, Counter[str]]:
-    """Run a command and return its exit status, and the processes that are there after it; these are ended."""
+def _run(words: Sequence[str], place: Path, folder: Path, number: int) -> tuple[int, Counter[str]]:
+    """Run one of a variant's commands and return its exit status, and the processes that are there after it, ended."""
     mark = f"SCRIPTS_RUN={folder}"
     cache = folder.parent / "cache"  # what torch.compile and datasets make, for both
     environment = {
@@ -268,10 +273,10 @@ def _run(words: Sequence[str], place: Path, folder: Path) -> tuple[int, Counter[
         "TORCHINDUCTOR_CACHE_DIR": str(cache),
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
         "WANDB_MODE": "disabled",
-        "SCRIPTS_PROBES": str(folder / "probes"),
+        "SCRIPTS_PROBES": str(folder / "probes" / str(number)),
         "SCRIPTS_RUN": str(folder),
     }
-    with (folder / "stdout").open("w") as out, (folder / "stderr").open("w") as err:
+    with (folder / "stdout").open("a") as out, (folder / "stderr").open("a") as err:
         child = subprocess.Popen(words, cwd=place, env=environment, stdout=out, stderr=err, start_new_session=True)
         try:
             exit_code = child.wait(RUN_S)

@@ -154,7 +154,9 @@ def preferences(folder: Path) -> None:
         rows = [{key: " ".join(chance.choice(WORDS, n)) for key, n in ANSWERS.items()} for _ in range(count)]
         prompts = [{"prompt": row["prompt"]} for row in rows]
         texts = [{"text": f"{row['prompt']} {row['chosen']}"} for row in rows]
-        for kind, made in (("texts", texts), ("pairs", rows), ("prompts", prompts)):
+        answers = [{**prompt, "completion": row["chosen"]} for prompt, row in zip(prompts, rows, strict=True)]
+        judged = [dict[str, object](row, label=i % 2 == 0) for i, row in enumerate(answers)]
+        for kind, made in (("texts", texts), ("pairs", rows), ("prompts", prompts), ("judged", judged)):
             _dataset(folder / kind, "plain", name, made)
     size: dict[str, Any] = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     config = LlamaConfig(**size, intermediate_size=64, num_key_value_heads=2, eos_token_id=3, pad_token_id=0)

@@ -58,7 +58,7 @@ def _write() -> None:
             left[f"handler of signal {int(number)}: {getattr(handler, '__qualname__', handler)}"] += 1
     left += _of_torch()
     told = {"rank": rank, "losses": _losses, "left": left}
-    (Path(os.environ["SCRIPTS_PROBES"]) / f"{rank}.json").write_text(json.dumps(told))
+    Path(f"{os.environ['SCRIPTS_PROBES']}-{rank}.json").write_text(json.dumps(told))
 
 
 def _of_torch() -> Counter[str]:
