@@ -29,20 +29,21 @@ from typing import Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tools.sources import fetch, install, unpacked
+from tools.sources import ROOT, fetch, install, unpacked
 
-ROOT: Final = Path(__file__).resolve().parents[2]
 HERE: Final = Path(__file__).resolve().parent
 MODES: Final[Mapping[str, str | None]] = {
     "plain": None,
     "measure": "",
     "gear": "precision: {gears: [fp32]}\n",
+    "bf16": "precision: {gears: [bf16]}\n",
     "plan": "precision: {gears: [fp32, bf16]}\npolicy: {name: static, gear: fp32}\n",
     "subclass": "",
     "hooks": "",
 }
-"""Configuration of each mode: nothing but measured, with the layers of one gear, with a plan that stays in a gear; of
-torch's own tests GearAdamW in place of AdamW, and ``adapt`` on each AdamW and Adam, at gamma 1."""
+"""Configuration of each mode: nothing but measured, with the layers of one gear (``bf16`` where weights are stored so),
+with a plan that stays in a gear; of torch's own tests GearAdamW in place of AdamW, and ``adapt`` on each AdamW and Adam,
+at gamma 1."""
 COLUMNS: Final = ("suite", "version", "mode", "tests", "pass plainly", "pass with it", "differ", "known")
 PASSED: Final = "passed"
 TEST_S: Final = 240

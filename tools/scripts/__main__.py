@@ -35,9 +35,8 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tools.sources import install, unpacked
+from tools.sources import ROOT, install, unpacked
 
-ROOT: Final = Path(__file__).resolve().parents[2]
 HERE: Final = Path(__file__).resolve().parent
 RUN_S: Final = 600
 """Longest time of one run (s)."""
