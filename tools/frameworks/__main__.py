@@ -42,7 +42,7 @@ MODES: Final[Mapping[str, str | None]] = {
     "hooks": "",
 }
 """Configuration of each mode: nothing but measured, with the layers of one gear (``bf16`` where weights are stored so),
-with a plan that stays in a gear; of torch's own tests GearAdamW in place of AdamW, and ``adapt`` on each AdamW and Adam,
+with a plan that stays in a gear; of torch's own tests GearAdamW in place of AdamW, and ``adapt`` on every Adam(W),
 at gamma 1."""
 COLUMNS: Final = ("suite", "version", "mode", "tests", "pass plainly", "pass with it", "differ", "known")
 PASSED: Final = "passed"
