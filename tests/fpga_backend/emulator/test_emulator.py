@@ -1,5 +1,6 @@
 """The emulator keeps the contract of offload devices, with and without a modelled card."""
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Iterator
@@ -47,15 +48,23 @@ class TestEmulatedCard(OffloadContract):
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method.:DeprecationWarning")  # torch.compile calls it itself
 @pytest.mark.long
-class TestCompiledEmulator(OffloadContract):
-    answer_s = 300.0
-
-    @pytest.fixture
-    def device(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[OffloadDevice]:
-        monkeypatch.setenv("_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR", "")  # torch.compile sets it and leaves it
-        device = Emulator(compiled=True)
-        yield device
-        device.close()
+def test_a_compiled_device_answers_as_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR", "")  # torch.compile sets it and leaves it
+    with contextlib.closing(Emulator()) as plain, contextlib.closing(Emulator(compiled=True)) as compiled:
+        for artifact in (encoder(), decoder()):
+            batch, other = sequences(artifact), sequences(artifact, lengths=(7, 19))
+            handles = [device.load(artifact) for device in (plain, compiled)]
+            for each in (batch, other):
+                one, two = (
+                    device.submit(handle, each).result(300)
+                    for device, handle in zip((plain, compiled), handles, strict=True)
+                )
+                assert (one.scores is None) is (one.logprobs is not None) is (two.scores is None)
+                if one.scores is not None and two.scores is not None:
+                    assert np.array_equal(one.scores, two.scores)
+                else:
+                    found = zip(one.logprobs or (), two.logprobs or (), strict=True)
+                    assert all(np.array_equal(a, b) for a, b in found)
 
 
 @pytest.mark.long
