@@ -433,7 +433,9 @@ def _low(gear: Gear) -> str:
 
 def _usual_eval(gears: Sequence[Gear], device: torch.device | None = None) -> Gear:
     # A processor that oneDNN has no BF16 for (x86 before AVX-512) emulates it: a forward took six times as long.
-    slow = device is not None and device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    # Builds without oneDNN, as that for macOS, have no such operator.
+    native = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", bool)
+    slow = device is not None and device.type == "cpu" and not native()
     return Gear.BF16 if Gear.BF16 in gears and not slow else min(gears, key=list(Gear).index)
 
 

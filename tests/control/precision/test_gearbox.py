@@ -588,11 +588,14 @@ def test_evaluation_runs_in_bf16_where_it_can_else_in_the_most_exact_gear() -> N
     assert gears.runs_fp8(training=False) and not gears.runs_fp8(training=True)
 
 
-@pytest.mark.parametrize(("native", "usual"), [(True, Gear.BF16), (False, Gear.FP32)])
+@pytest.mark.parametrize(("native", "usual"), [(True, Gear.BF16), (False, Gear.FP32), (None, Gear.FP32)])
 def test_evaluation_is_not_left_to_a_processor_that_emulates_bf16(
-    native: bool, usual: Gear, monkeypatch: pytest.MonkeyPatch
+    native: bool | None, usual: Gear, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: native)
+    if native is None:  # as built without oneDNN
+        monkeypatch.setattr(torch.ops, "mkldnn", types.SimpleNamespace())
+    else:
+        monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: native)
     gears, told = box("fp32", "bf16"), box("fp32", "bf16", eval_gear="bf16")
     for each, gear in ((gears, usual), (told, Gear.BF16)):
         net = Net()
