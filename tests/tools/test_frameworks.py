@@ -125,6 +125,19 @@ def test_a_test_counts_as_lost_unless_alone_it_does_not_differ(
     assert run(suite) == status
 
 
+def test_a_mode_for_some_tests_runs_only_where_it_is_asked_for(suite: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (suite.parent / "suites.toml").write_text(SUITES.replace("[pytest.known]", 'asked = ["bf16"]\n[pytest.known]'))
+    ran: list[str] = []
+
+    def outcomes(self: object, mode: str, *_: object) -> dict[str, str]:
+        ran.append(mode)
+        return {"made::test_up": "passed"}
+
+    monkeypatch.setattr(frameworks.Runs, "outcomes", outcomes)
+    assert run(suite) == 0 and run(suite, "--mode", "bf16") == 0
+    assert ran == ["plain", "measure", "plain", "bf16"]
+
+
 def test_a_suite_that_fails_plainly_proves_nothing(suite: Path) -> None:
     with pytest.raises(SystemExit, match=r"of 1 tests in test_made_up\.py none passes plainly"):
         run(suite, "--select", "fails_plainly")
@@ -152,4 +165,4 @@ def test_every_suite_says_where_greentrain_goes(monkeypatch: pytest.MonkeyPatch)
     for name, told in tomllib.loads((SITE.parents[1] / "suites.toml").read_text()).items():
         suite = frameworks.Suite(name=name, **told)
         assert set(suite.inject or suite.modes) <= set(places), name
-        assert set(suite.modes) <= set(frameworks.MODES), name
+        assert {*suite.modes, *suite.asked} <= set(frameworks.MODES), name

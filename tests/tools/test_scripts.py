@@ -111,7 +111,7 @@ data = "none"
 chance = "done .*"
 known."left.txt" = "the one file that is known"
 variants.alike = {{ run = "train.py", steps = {STEPS}, tokens = {TOKENS} }}
-variants.twice = {{ run = "train.py", then = "train.py again", steps = {2 * STEPS}, tokens = {2 * TOKENS} }}
+variants.twice = {{ run = "train.py", then = "{{run}} again", steps = {2 * STEPS}, tokens = {2 * TOKENS} }}
 variants.otherwise = {{ run = "train.py otherwise", steps = {STEPS + 1}, tokens = {TOKENS} }}
 """,
     }

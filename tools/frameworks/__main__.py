@@ -69,6 +69,8 @@ class Suite:
     files: Sequence[str] = ()
     """Single files of a repository that is too large to be fetched; ``archive`` is then the address of each."""
     modes: Sequence[str] = ("measure", "gear", "plan")
+    asked: Sequence[str] = ()
+    """Modes for some of its tests: only ``--mode`` runs them."""
     select: str | None = None
     """Only tests whose names fit, as pytest's -k."""
     prepare: str | None = None
@@ -84,7 +86,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("suite", nargs="*", choices=[[], *suites], help="what to run; all without one")
-    parser.add_argument("--mode", action="append", choices=[m for m in MODES if m != "plain"], help="all without one")
+    parser.add_argument(
+        "--mode", action="append", choices=[m for m in MODES if m != "plain"], help="the suite's own without one"
+    )
     parser.add_argument("--source", action="append", default=[], metavar="NAME=DIR", help="a checkout of a suite")
     parser.add_argument("--tests", action="append", metavar="PATH", help="these files and folders, not the suite's own")
     parser.add_argument("--select", help="only tests whose names fit, as pytest's -k")
@@ -96,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in args.suite or suites:
         suite = suites[name] if args.tests is None else replace(suites[name], tests=args.tests)
         with tempfile.TemporaryDirectory(prefix="frameworks-") as scratch:
-            modes = [mode for mode in suite.modes if mode in (args.mode or suite.modes)]
+            modes = [mode for mode in (*suite.modes, *suite.asked) if mode in (args.mode or suite.modes)]
             select = args.select or suite.select
             unknown += _compare(suite, modes, sources.get(name), Path(scratch), select, args.workers)
     return int(unknown > 0)

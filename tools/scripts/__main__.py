@@ -59,7 +59,7 @@ class Variant:
     tokens: int = 0
     samples: int = 0
     then: str = ""
-    """Words of a second command in the same folder, as of one that resumes; empty: there is none."""
+    """Words of a second command in the same folder, as of one that resumes; {run} stands for the first; empty: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,12 +223,13 @@ def run(script: Script, variant: Variant, folder: Path) -> Outcome:
     at_first = set(_files(place))
     for each in ("home", "tmp", "probes"):
         (folder / each).mkdir()
-    exit_code, left = 0, Counter[str]()
-    for number, words in enumerate(filter(None, (variant.run, variant.then))):
-        if not exit_code:
-            words = words.format(args=script.args, torchrun=TORCHRUN)
-            exit_code, there = _run([sys.executable, *shlex.split(words)], place, folder, number)
-            left += there
+    exit_code, left, words = 0, Counter[str](), ""
+    for number, command in enumerate(filter(None, (variant.run, variant.then))):
+        words = command.format(args=script.args, torchrun=TORCHRUN, run=words)
+        exit_code, there = _run([sys.executable, *shlex.split(words)], place, folder, number)
+        left += there
+        if exit_code:
+            break
     outputs = {name: (folder / name).read_text(encoding="utf-8", errors="replace") for name in ("stdout", "stderr")}
     chance = re.compile(script.chance)
     losses = {}
